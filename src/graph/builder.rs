@@ -1,0 +1,1 @@
+//! Builds graphs; infers shapes.

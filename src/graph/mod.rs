@@ -1,0 +1,14 @@
+//! The intermediate representation: typed tensors with names, operators, graphs, and the reference interpreter.
+//!
+//! A [`Graph`] is a list of nodes in execution order over values with fixed shapes. It knows nothing of models,
+//! quantization or engines; engines fuse what they like, the interpreter runs it word for word in f32.
+
+mod builder;
+mod interpreter;
+mod ir;
+mod tensor;
+
+
+pub use interpreter::WeightProvider;
+pub use ir::{Graph, Node, Op, Value, ValueId, ValueKind};
+pub use tensor::{DType, Tensor, TensorInfo, TensorView, TensorViewMut};

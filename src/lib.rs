@@ -1,0 +1,31 @@
+//! etgenai: from a checkpoint to a conversation on a device.
+//!
+//! In reading order:
+//!
+//! - [`error`]: the one error type and its C status codes.
+//! - [`checkpoint`]: weights in: Hugging Face folders and GGUF files, memory-mapped.
+//! - [`registry`]: model names and hyper-parameters as data.
+//! - [`graph`]: the intermediate representation and its f32 reference interpreter.
+//! - [`models`]: hyper-parameters and a checkpoint to graphs.
+//! - [`formats`]: how weight matrices are stored.
+//! - [`artefact`]: a compiled model on disk: manifest and component files.
+//! - [`compile`]: graphs and weights to an artefact.
+//! - [`chat`]: typed messages, chat templates, tokenizer, streaming detokenizer.
+//! - [`engine`]: the engine trait and the built-in CPU engine.
+//! - [`runner`]: the conversation: KV store, masks, prefill, decode, sampling, statistics.
+//! - [`capi`]: the C ABI: guards and conversions only.
+
+pub mod artefact;
+pub mod capi;
+pub mod chat;
+pub mod checkpoint;
+pub mod compile;
+pub mod engine;
+pub mod error;
+pub mod formats;
+pub mod graph;
+pub mod models;
+pub mod registry;
+pub mod runner;
+
+pub use error::{Error, Result};

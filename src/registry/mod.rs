@@ -1,0 +1,5 @@
+//! Model names and hyper-parameters as data.
+
+mod spec;
+
+pub use spec::{Activation, DecoderSpec, LayerKind, ModelSpec, RopeScaling, RopeSpec};
