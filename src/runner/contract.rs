@@ -1,0 +1,260 @@
+//! What a text decoder's graphs say about themselves: block size, context length, heads, layers, element types.
+//!
+//! Everything is read from the signatures, never from flags or names of models, and checked to agree between the
+//! graphs, so that the rest of the runner can rely on it.
+
+use super::mask;
+use crate::engine::GraphSignature;
+use crate::error::{Error, Result};
+use crate::graph::{DType, TensorInfo};
+
+/// The shape of a decoder, as all its graphs agree on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecoderContract {
+    /// CL: most positions a row can see, itself included.
+    pub context_length: usize,
+    /// V: width of the logits; may exceed the tokenizer's vocabulary.
+    pub vocabulary: usize,
+    /// Element type of every KV tensor.
+    pub kv_dtype: DType,
+    /// KV heads and head width of each layer.
+    pub layers: Vec<LayerShape>,
+    /// Whether the graphs take a second mask, for layers with a sliding window.
+    pub has_window_mask: bool,
+    /// The graphs, by block size, smallest first.
+    pub graphs: Vec<StepGraph>,
+}
+
+/// KV shape of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerShape {
+    /// Number of KV heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// One graph: how many tokens it takes, and which tensor is which.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepGraph {
+    /// Index in [`LoadedComponent::graphs`](crate::engine::LoadedComponent::graphs).
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// AR: rows of a block.
+    pub ar: usize,
+    /// C = CL - AR: cache slots it sees.
+    pub cache_slots: usize,
+    /// Token ids, i32 or i64 `[1, AR]`.
+    pub tokens: TensorInfo,
+    /// Mask of full-attention layers.
+    pub mask: TensorInfo,
+    /// Mask of sliding layers.
+    pub window_mask: Option<TensorInfo>,
+    /// Positions, i32 `[1, AR]`.
+    pub positions: TensorInfo,
+    /// Caches, K of all layers `[1, H, D, C]`, then V of all layers `[1, H, C, D]`.
+    pub caches: Vec<TensorInfo>,
+    /// `[1, AR, V]`, then the block's K `[1, H, D, AR]` and V `[1, H, AR, D]` of all layers.
+    pub outputs: Vec<TensorInfo>,
+}
+
+impl DecoderContract {
+    /// Derive the contract from the graphs of a component.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for decoders of a kind this runner cannot drive (embedding input, no KV cache, quantized
+    /// logits); [`Error::InvalidArgument`] for graphs that break the contract or disagree. Both name graph and tensor.
+    pub fn from_graphs(signatures: &[GraphSignature]) -> Result<Self> {
+        let mut graphs = Vec::new();
+        for (index, signature) in signatures.iter().enumerate() {
+            graphs.push(Reader::new(index, signature).read()?);
+        }
+        graphs.sort_by_key(|graph| graph.ar);
+        let Some(first) = graphs.first() else {
+            return Err(Error::invalid("the text decoder has no graphs"));
+        };
+        let contract = shape_of(first);
+        for graph in &graphs {
+            contract.check_agrees(first, &shape_of(graph), graph)?;
+        }
+        Ok(Self { graphs, ..contract })
+    }
+
+    /// Number of tokens the KV cache can hold: what the graph with the smallest block sees.
+    pub fn cache_slots(&self) -> usize {
+        self.graphs.iter().map(|graph| graph.cache_slots).max().unwrap_or(0)
+    }
+
+    /// Bytes of the KV cache of all layers.
+    pub fn kv_bytes(&self) -> u64 {
+        let slot: u64 = self.layers.iter().map(|layer| 2 * (layer.heads * layer.head_dim) as u64).sum();
+        slot * self.cache_slots() as u64 * self.kv_dtype.size_bytes() as u64
+    }
+
+    fn check_agrees(&self, first: &StepGraph, other: &Self, graph: &StepGraph) -> Result<()> {
+        let differing = [
+            ("context length", self.context_length.to_string(), other.context_length.to_string()),
+            ("vocabulary", self.vocabulary.to_string(), other.vocabulary.to_string()),
+            ("KV element type", self.kv_dtype.name().into(), other.kv_dtype.name().into()),
+            ("number of layers", self.layers.len().to_string(), other.layers.len().to_string()),
+            ("KV shape of the layers", format!("{:?}", self.layers), format!("{:?}", other.layers)),
+            ("window mask", self.has_window_mask.to_string(), other.has_window_mask.to_string()),
+        ];
+        match differing.into_iter().find(|(_, a, b)| a != b) {
+            None => Ok(()),
+            Some((what, a, b)) => Err(Error::invalid(format!(
+                "graphs {} and {} of the text decoder disagree on the {what}: {a} and {b}",
+                first.name, graph.name
+            ))),
+        }
+    }
+}
+
+/// What one graph says about the decoder as a whole.
+fn shape_of(graph: &StepGraph) -> DecoderContract {
+    let layer_count = graph.caches.len() / 2;
+    let keys = graph.caches.get(..layer_count).unwrap_or_default();
+    let layers = keys.iter().filter_map(|info| match info.shape[..] {
+        [1, heads, head_dim, _] => Some(LayerShape { heads, head_dim }),
+        _ => None,
+    });
+    let vocabulary = graph.outputs.first().and_then(|logits| logits.shape.last()).copied().unwrap_or(0);
+    DecoderContract {
+        context_length: graph.ar + graph.cache_slots,
+        vocabulary,
+        kv_dtype: keys.first().map_or(DType::F32, |info| info.dtype),
+        layers: layers.collect(),
+        has_window_mask: graph.window_mask.is_some(),
+        graphs: Vec::new(),
+    }
+}
+
+/// Reads one signature in contract order.
+struct Reader<'a> {
+    index: usize,
+    signature: &'a GraphSignature,
+}
+
+impl<'a> Reader<'a> {
+    fn new(index: usize, signature: &'a GraphSignature) -> Self {
+        Self { index, signature }
+    }
+
+    fn read(&self) -> Result<StepGraph> {
+        let tokens = self.input(0, "tokens")?;
+        let mask = self.input(1, "attention mask")?;
+        let (ar, context) = self.block_and_context(mask)?;
+        self.check_tokens(tokens, ar)?;
+        let second = self.input(2, "positions")?;
+        let window_mask = (second.dtype == mask.dtype && second.shape == mask.shape).then_some(second);
+        let first_cache = if window_mask.is_some() { 4 } else { 3 };
+        let positions = self.input(first_cache - 1, "positions")?;
+        self.expect(positions, DType::I32, &[1, ar])?;
+        let caches = self.signature.inputs.get(first_cache..).unwrap_or_default();
+        let cache_slots = context - ar;
+        self.check_kv(caches, ar, cache_slots)?;
+        Ok(StepGraph {
+            index: self.index,
+            name: self.signature.name.clone(),
+            ar,
+            cache_slots,
+            tokens: tokens.clone(),
+            mask: mask.clone(),
+            window_mask: window_mask.cloned(),
+            positions: positions.clone(),
+            caches: caches.to_vec(),
+            outputs: self.signature.outputs.clone(),
+        })
+    }
+
+    fn input(&self, index: usize, what: &str) -> Result<&'a TensorInfo> {
+        self.signature.inputs.get(index).ok_or_else(|| self.error(format!("input {index} ({what}) is missing")))
+    }
+
+    fn block_and_context(&self, mask: &TensorInfo) -> Result<(usize, usize)> {
+        let (ar, context) = match mask.shape[..] {
+            [1, 1, ar, context] | [1, ar, context] if ar > 0 && ar <= context => (ar, context),
+            _ => return Err(self.error(format!("mask {} has shape {:?}, not [1, 1, AR, CL]", mask.name, mask.shape))),
+        };
+        mask::check_dtype(mask)?;
+        if ar == context {
+            return Err(Error::Unsupported(format!(
+                "graph {}: a block of {ar} tokens fills the whole context of {context}: it has no KV cache and cannot \
+                 hold a conversation",
+                self.signature.name
+            )));
+        }
+        Ok((ar, context))
+    }
+
+    fn check_tokens(&self, tokens: &TensorInfo, ar: usize) -> Result<()> {
+        if tokens.dtype == DType::F32 && tokens.shape.len() == 3 {
+            return Err(Error::Unsupported(format!(
+                "graph {}: input {} takes embeddings {:?}, not token ids: this runner drives text decoders only",
+                self.signature.name, tokens.name, tokens.shape
+            )));
+        }
+        let dtype = if tokens.dtype == DType::I64 { DType::I64 } else { DType::I32 };
+        self.expect(tokens, dtype, &[1, ar])
+    }
+
+    fn check_kv(&self, caches: &[TensorInfo], ar: usize, slots: usize) -> Result<()> {
+        let layers = caches.len() / 2;
+        if layers == 0 || caches.len() % 2 != 0 || self.signature.outputs.len() != 1 + 2 * layers {
+            let outputs = self.signature.outputs.len();
+            return Err(self.error(format!(
+                "{} KV caches in and {outputs} outputs; there must be a K and a V cache a layer, and logits plus a K \
+                 and a V a layer come out",
+                caches.len()
+            )));
+        }
+        let logits = self.output(0)?;
+        if logits.dtype != DType::F32 {
+            return Err(Error::Unsupported(format!(
+                "graph {}: logits {} are {}, only f32 logits are supported",
+                self.signature.name,
+                logits.name,
+                logits.dtype.name()
+            )));
+        }
+        let vocabulary = logits.shape.last().copied().filter(|&v| v > 0);
+        let vocabulary = vocabulary.ok_or_else(|| self.error(format!("logits have shape {:?}", logits.shape)))?;
+        self.expect(logits, DType::F32, &[1, ar, vocabulary])?;
+        let dtype = caches.first().map_or(DType::F32, |info| info.dtype);
+        for (layer, (keys, values)) in caches.iter().zip(caches.iter().skip(layers)).take(layers).enumerate() {
+            let [1, heads, head_dim, _] = keys.shape[..] else {
+                return Err(self.error(format!("{} has shape {:?}, not [1, heads, dim, slots]", keys.name, keys.shape)));
+            };
+            if heads == 0 || head_dim == 0 {
+                return Err(self.error(format!("{} has shape {:?} without elements", keys.name, keys.shape)));
+            }
+            self.expect(keys, dtype, &[1, heads, head_dim, slots])?;
+            self.expect(values, dtype, &[1, heads, slots, head_dim])?;
+            self.expect(self.output(1 + layer)?, dtype, &[1, heads, head_dim, ar])?;
+            self.expect(self.output(1 + layers + layer)?, dtype, &[1, heads, ar, head_dim])?;
+        }
+        Ok(())
+    }
+
+    fn output(&self, index: usize) -> Result<&'a TensorInfo> {
+        self.signature.outputs.get(index).ok_or_else(|| self.error(format!("output {index} is missing")))
+    }
+
+    fn expect(&self, info: &TensorInfo, dtype: DType, shape: &[usize]) -> Result<()> {
+        if info.dtype == dtype && info.shape == shape && info.size_bytes().is_some() {
+            return Ok(());
+        }
+        Err(self.error(format!(
+            "{} is {} {:?}, the contract asks for {} {shape:?}",
+            info.name,
+            info.dtype.name(),
+            info.shape,
+            dtype.name()
+        )))
+    }
+
+    fn error(&self, reason: String) -> Error {
+        Error::invalid(format!("graph {} of the text decoder: {reason}", self.signature.name))
+    }
+}

@@ -1,0 +1,309 @@
+//! The text decoder: a loaded component, its KV cache and masks, driven block by block.
+
+use super::contract::{DecoderContract, StepGraph};
+use super::event::Flow;
+use super::kv_store::KvStore;
+use super::mask::AttentionMask;
+use crate::engine::{ExecuteOptions, LoadedComponent};
+use crate::error::{Error, Result};
+use crate::graph::{DType, Tensor, TensorInfo, TensorView};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Prefill and decode over one KV cache. All tensors are allocated once, at creation.
+///
+/// A token is *committed* when its K and V are in the cache. After a failed engine call nothing more may run until
+/// [`reset`](Self::reset): the decoder is *poisoned*.
+pub struct Decoder {
+    component: Box<dyn LoadedComponent>,
+    contract: DecoderContract,
+    kv: KvStore,
+    steps: Vec<Step>,
+    committed: Vec<u32>,
+    /// Where the logits of the newest token are: which step's output, which row.
+    newest: Option<(usize, usize)>,
+    poisoned: Option<String>,
+    engine_ms: f64,
+}
+
+/// One graph with its inputs and outputs.
+struct Step {
+    graph: StepGraph,
+    tokens: Tensor,
+    mask: AttentionMask,
+    window_mask: Option<AttentionMask>,
+    positions: Tensor,
+    logits: Tensor,
+    kv_out: Vec<Tensor>,
+}
+
+/// Called after each block with the tokens done and the tokens to do.
+pub type Progress<'a> = dyn FnMut(usize, usize) -> Flow + 'a;
+
+/// Called for each token of a prompt with its index in the prompt and its row of logits.
+pub type EachRow<'a> = dyn FnMut(usize, &[f32]) -> Result<()> + 'a;
+
+impl Decoder {
+    /// Set a decoder up. `window` is the sliding window in tokens (a token sees itself and `window - 1` before it);
+    /// it is needed if, and only if, the graphs take a window mask.
+    ///
+    /// # Errors
+    /// Those of [`DecoderContract::from_graphs`]; [`Error::InvalidArgument`] if the window is missing or the memory
+    /// cannot be had.
+    pub fn new(component: Box<dyn LoadedComponent>, window: Option<usize>) -> Result<Self> {
+        let contract = DecoderContract::from_graphs(component.graphs())?;
+        if contract.has_window_mask && window.is_none() {
+            return Err(Error::invalid(
+                "the text decoder takes a sliding-window mask, but its window size is not known",
+            ));
+        }
+        let kv = KvStore::new(&contract)?;
+        let steps = contract.graphs.iter().map(|graph| Step::new(graph, window)).collect::<Result<_>>()?;
+        let (committed, newest, poisoned) = (Vec::new(), None, None);
+        Ok(Self { component, contract, kv, steps, committed, newest, poisoned, engine_ms: 0.0 })
+    }
+
+    /// The shapes the graphs agree on.
+    pub fn contract(&self) -> &DecoderContract {
+        &self.contract
+    }
+
+    /// The loaded component.
+    pub fn component(&self) -> &dyn LoadedComponent {
+        self.component.as_ref()
+    }
+
+    /// The loaded component, to switch profiling.
+    pub fn component_mut(&mut self) -> &mut dyn LoadedComponent {
+        self.component.as_mut()
+    }
+
+    /// Most tokens of a conversation: those the cache holds, and a newest one that is not committed.
+    pub fn context_capacity(&self) -> usize {
+        self.kv.capacity() + 1
+    }
+
+    /// The committed tokens, oldest first.
+    pub fn tokens(&self) -> &[u32] {
+        &self.committed
+    }
+
+    /// Number of committed tokens, which is the position of the next one.
+    pub fn position(&self) -> usize {
+        self.committed.len()
+    }
+
+    /// Milliseconds spent in the engine since creation.
+    pub fn engine_ms(&self) -> f64 {
+        self.engine_ms
+    }
+
+    /// Logits `[V]` of the newest committed token; `None` before the first, and after `rewind` or `reset`.
+    pub fn logits(&self) -> Option<&[f32]> {
+        let (step, row) = self.newest?;
+        self.steps.get(step)?.logits_row(row, self.contract.vocabulary)
+    }
+
+    /// Process and commit `tokens`; afterwards [`logits`](Self::logits) are those of the last one.
+    ///
+    /// `progress` is called after each block. If it returns [`Flow::Stop`] the rest is left out; the blocks done stay
+    /// committed ([`rewind`](Self::rewind) takes them back) and the number of tokens done is less than `tokens.len()`.
+    ///
+    /// # Errors
+    /// Before anything runs: [`Error::Poisoned`], [`Error::InvalidArgument`] (no tokens, an id outside the
+    /// vocabulary), [`Error::ContextFull`]. A failed engine call poisons the decoder; earlier blocks stay committed.
+    pub fn prefill(&mut self, tokens: &[u32], progress: &mut Progress<'_>) -> Result<usize> {
+        self.feed(tokens, None, progress)
+    }
+
+    /// As [`prefill`](Self::prefill), with the logits of every token.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill), and what `each_row` returns.
+    pub fn prefill_all_logits(
+        &mut self,
+        tokens: &[u32],
+        each_row: &mut EachRow<'_>,
+        progress: &mut Progress<'_>,
+    ) -> Result<usize> {
+        self.feed(tokens, Some(each_row), progress)
+    }
+
+    /// Process and commit one token.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill).
+    pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.feed(&[token], None, &mut |_, _| Flow::Continue).map(|_| ())
+    }
+
+    /// Forget all but the first `len` committed tokens. No effect if there are fewer.
+    pub fn rewind(&mut self, len: usize) {
+        if len < self.committed.len() {
+            self.committed.truncate(len);
+            self.kv.truncate(len);
+            self.newest = None;
+        }
+    }
+
+    /// Forget everything, a failure included.
+    pub fn reset(&mut self) {
+        self.committed.clear();
+        self.kv.clear();
+        self.newest = None;
+        self.poisoned = None;
+    }
+
+    /// Whether an engine call has failed since the last reset.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] with the words of that failure.
+    pub fn check_usable(&self) -> Result<()> {
+        self.poisoned.as_ref().map_or(Ok(()), |reason| Err(Error::Poisoned(reason.clone())))
+    }
+
+    fn feed(
+        &mut self,
+        tokens: &[u32],
+        mut each_row: Option<&mut EachRow<'_>>,
+        progress: &mut Progress<'_>,
+    ) -> Result<usize> {
+        self.check_usable()?;
+        self.check_tokens(tokens)?;
+        let mut done = 0;
+        while let Some(rest) = tokens.get(done..).filter(|rest| !rest.is_empty()) {
+            let step = self.choose_step(rest.len())?;
+            let block = self.steps.get(step).map_or(rest, |step| &rest[..rest.len().min(step.graph.ar)]);
+            let is_last = block.len() == rest.len();
+            let wanted = match (each_row.is_some(), is_last) {
+                (true, _) => 0..block.len(),
+                (false, true) => block.len() - 1..block.len(),
+                (false, false) => 0..0,
+            };
+            self.run_block(step, block, wanted)?;
+            if let (Some(each_row), Some(step)) = (each_row.as_mut(), self.steps.get(step)) {
+                for row in 0..block.len() {
+                    each_row(done + row, step.logits_row(row, self.contract.vocabulary).unwrap_or_default())?;
+                }
+            }
+            done += block.len();
+            if !is_last {
+                self.newest = None;
+            }
+            if progress(done, tokens.len()) == Flow::Stop {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::invalid("there are no tokens to process"));
+        }
+        let vocabulary = self.contract.vocabulary;
+        if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(Error::invalid(format!("token id {id} is outside the decoder's vocabulary of {vocabulary}")));
+        }
+        // One more than is fed, so that the token sampled next belongs to the same conversation.
+        let (needed, capacity) = (self.committed.len() + tokens.len() + 1, self.context_capacity());
+        if needed > capacity {
+            return Err(Error::ContextFull { what: "the conversation".into(), needed, capacity });
+        }
+        Ok(())
+    }
+
+    /// The graph for the next block: the smallest block that takes all the `remaining` tokens, or else the largest,
+    /// among the graphs whose cache columns reach over what is committed. Towards the end of the context only the
+    /// graph with the smallest block is left, which makes the whole cache usable.
+    fn choose_step(&self, remaining: usize) -> Result<usize> {
+        let past = self.committed.len();
+        let usable = || self.steps.iter().enumerate().filter(move |(_, step)| step.graph.cache_slots >= past);
+        let fitting = usable().find(|(_, step)| step.graph.ar >= remaining);
+        let chosen = fitting.or_else(|| usable().last()).map(|(index, _)| index);
+        chosen.ok_or_else(|| Error::internal(format!("no graph reaches over {past} committed tokens")))
+    }
+
+    fn run_block(&mut self, index: usize, block: &[u32], logits_rows: Range<usize>) -> Result<()> {
+        let past = self.committed.len();
+        let Some(step) = self.steps.get_mut(index) else {
+            return Err(Error::internal(format!("there is no step {index}")));
+        };
+        self.kv.set_stride(step.graph.cache_slots)?;
+        step.prepare(block, past)?;
+        let options = ExecuteOptions { valid_rows: Some(block.len()), logits_rows: Some(logits_rows) };
+        self.newest = None;
+        let started = Instant::now();
+        let outcome = step.execute(self.component.as_mut(), &self.kv, &options);
+        self.engine_ms += started.elapsed().as_secs_f64() * 1000.0;
+        if let Err(error) = outcome {
+            self.poisoned = Some(error.to_string());
+            return Err(error);
+        }
+        if past + block.len() > step.graph.cache_slots {
+            // The block was computed at a narrow stride, but its tokens lie beyond it.
+            self.kv.set_stride(self.kv.capacity())?;
+        }
+        self.kv.commit(&step.kv_out, step.graph.ar, block.len())?;
+        self.committed.extend_from_slice(block);
+        self.newest = Some((index, block.len() - 1));
+        Ok(())
+    }
+}
+
+impl Step {
+    fn new(graph: &StepGraph, window: Option<usize>) -> Result<Self> {
+        let zeros = |info: &TensorInfo| Tensor::zeros(info.clone());
+        let (logits, kv_out) = graph
+            .outputs
+            .split_first()
+            .ok_or_else(|| Error::internal(format!("graph {} has no outputs", graph.name)))?;
+        let window_mask = graph.window_mask.as_ref().map(|info| AttentionMask::new(info, window));
+        Ok(Self {
+            tokens: zeros(&graph.tokens)?,
+            mask: AttentionMask::new(&graph.mask, None)?,
+            window_mask: window_mask.transpose()?,
+            positions: zeros(&graph.positions)?,
+            logits: zeros(logits)?,
+            kv_out: kv_out.iter().map(zeros).collect::<Result<_>>()?,
+            graph: graph.clone(),
+        })
+    }
+
+    /// Fill the inputs for a block behind `past` committed tokens. Rows without a token get id 0 and go on counting
+    /// positions; what they compute is never committed.
+    fn prepare(&mut self, block: &[u32], past: usize) -> Result<()> {
+        let ids = || block.iter().copied().chain(std::iter::repeat(0));
+        match self.graph.tokens.dtype {
+            DType::I64 => {
+                self.tokens.view_mut().as_mut_slice::<i64>()?.iter_mut().zip(ids()).for_each(|(to, id)| *to = id.into())
+            }
+            _ => write_i32(&mut self.tokens, ids())?,
+        }
+        write_i32(&mut self.positions, (past as u32)..)?;
+        self.mask.set_past(past)?;
+        self.window_mask.as_mut().map_or(Ok(()), |mask| mask.set_past(past))
+    }
+
+    fn execute(&mut self, component: &mut dyn LoadedComponent, kv: &KvStore, options: &ExecuteOptions) -> Result<()> {
+        let mut inputs: Vec<TensorView<'_>> = Vec::with_capacity(4 + self.graph.caches.len());
+        inputs.extend([self.tokens.view(), self.mask.tensor().view()]);
+        inputs.extend(self.window_mask.as_ref().map(|mask| mask.tensor().view()));
+        inputs.push(self.positions.view());
+        kv.views(&self.graph.caches, &mut inputs)?;
+        let mut outputs = Vec::with_capacity(1 + self.kv_out.len());
+        outputs.push(self.logits.view_mut());
+        outputs.extend(self.kv_out.iter_mut().map(Tensor::view_mut));
+        component.execute(self.graph.index, &inputs, &mut outputs, options)
+    }
+
+    fn logits_row(&self, row: usize, vocabulary: usize) -> Option<&[f32]> {
+        self.logits.as_slice::<f32>().ok()?.get(row * vocabulary..(row + 1) * vocabulary)
+    }
+}
+
+/// Ids and positions are far below 2³¹: ids are checked against the vocabulary, positions against the context.
+fn write_i32(tensor: &mut Tensor, values: impl Iterator<Item = u32>) -> Result<()> {
+    tensor.view_mut().as_mut_slice::<i32>()?.iter_mut().zip(values).for_each(|(to, value)| *to = value as i32);
+    Ok(())
+}
