@@ -6,9 +6,12 @@
 mod builder;
 mod interpreter;
 mod ir;
+mod reference_ops;
+mod shape;
 mod tensor;
+mod validate;
 
-
-pub use interpreter::WeightProvider;
+pub use builder::GraphBuilder;
+pub use interpreter::{Interpreter, WeightProvider, Weights};
 pub use ir::{Graph, Node, Op, Value, ValueId, ValueKind};
 pub use tensor::{DType, Tensor, TensorInfo, TensorView, TensorViewMut};
