@@ -4,6 +4,7 @@
 //! of conversations. [`cpu`] is built in; others plug in behind the same two traits.
 
 pub mod cpu;
+pub mod reference;
 
 use crate::error::Result;
 use crate::graph::{TensorInfo, TensorView, TensorViewMut};

@@ -29,13 +29,8 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// An empty graph called `name`.
     pub fn new(name: &str) -> Self {
-        let graph = Graph {
-            name: name.into(),
-            values: Vec::new(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            nodes: Vec::new(),
-        };
+        let graph =
+            Graph { name: name.into(), values: Vec::new(), inputs: Vec::new(), outputs: Vec::new(), nodes: Vec::new() };
         Self { graph, weights: HashMap::new() }
     }
 

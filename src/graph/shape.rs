@@ -118,7 +118,7 @@ fn linear(inputs: &[&TensorInfo]) -> Inferred {
     if width != inner || !bias_fits {
         return Err(misfit(expected, inputs));
     }
-    Ok([outer, &[out]].concat())
+    Ok([outer, &[out][..]].concat())
 }
 
 fn norm(eps: f32, inputs: &[&TensorInfo]) -> Inferred {
