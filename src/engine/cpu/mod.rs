@@ -1,1 +1,4 @@
 //! The built-in CPU engine.
+
+pub mod kernels;
+pub mod pool;

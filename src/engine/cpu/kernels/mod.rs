@@ -1,0 +1,256 @@
+//! The arithmetic of the CPU engine, once for every instruction set.
+//!
+//! A [`Kernels`] value is chosen when a component is loaded and handed down; there is no global choice. Integer dot
+//! products are exact and equal on all sets; float results differ in the last bits only.
+//!
+//! - `vector`, `gemm`: float kernels, generic over a register type.
+//! - `scalar`, `avx2`, `avx512`, `neon`: integer kernels and the instances of the generic ones.
+//! - `activations`, `linear`, `attention`: what the engine calls.
+
+mod activations;
+mod attention;
+mod gemm;
+mod linear;
+mod scalar;
+mod vector;
+
+pub use activations::Activations;
+pub use attention::{Matrix, MatrixMut};
+pub use linear::LinearJob;
+
+use activations::IntRows;
+use gemm::Product;
+use linear::Tile;
+use std::marker::PhantomData;
+
+/// `(gate or a, up or b, out)`, equal lengths.
+type ZipFn = unsafe fn(&[f32], &[f32], &mut [f32]);
+/// `(panel, x, first row of x, rows of x, results)`.
+type IntPanelFn = unsafe fn(&[u8], IntRows<'_>, usize, usize, &mut Tile);
+
+/// The functions of one instruction set. Calling one needs a processor that has it.
+struct Table {
+    name: &'static str,
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    silu_mul: ZipFn,
+    gelu_tanh_mul: ZipFn,
+    gelu_mul: ZipFn,
+    add: ZipFn,
+    scale: unsafe fn(&mut [f32], f32),
+    soft_cap: unsafe fn(&mut [f32], f32),
+    softmax: unsafe fn(&mut [f32]),
+    product: unsafe fn(Product<'_>),
+    panel_f32: unsafe fn(Product<'_>),
+    panel_f16: unsafe fn(Product<'_>),
+    panel_bf16: unsafe fn(Product<'_>),
+    panel_w8: IntPanelFn,
+    panel_w4: IntPanelFn,
+    /// `(up to 32 values, their 32 quantized values)` → scale, `scale · Σ q`.
+    quantize_group: unsafe fn(&[f32], &mut [i8]) -> (f32, f32),
+}
+
+/// Define `TABLE` for a register type: the generic kernels compiled with the given target features, and the module's
+/// own `panel_w8`, `panel_w4` and `quantize_group`.
+macro_rules! instantiate {
+    ($name:literal, $vector:ty $(, $features:literal)?) => {
+        /// The kernels of this instruction set.
+        pub(super) static TABLE: super::Table = super::Table {
+            name: $name,
+            rms_norm: generic::rms_norm,
+            silu_mul: generic::silu_mul,
+            gelu_tanh_mul: generic::gelu_tanh_mul,
+            gelu_mul: generic::gelu_mul,
+            add: generic::add,
+            scale: generic::scale,
+            soft_cap: generic::soft_cap,
+            softmax: generic::softmax,
+            product: generic::product,
+            panel_f32: generic::product,
+            panel_f16: generic::panel_f16,
+            panel_bf16: generic::panel_bf16,
+            panel_w8,
+            panel_w4,
+            quantize_group,
+        };
+
+        mod generic {
+            #[allow(unused_imports, reason = "the scalar instance needs no vector type")]
+            use super::*;
+            use super::super::gemm::{self, Brain, Half, Product, Single};
+            use super::super::vector;
+
+            super::super::instantiate!(@rows $vector, [$($features)?],
+                rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+                silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+                gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+                gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+                add(a: &[f32], b: &[f32], out: &mut [f32]);
+                scale(row: &mut [f32], factor: f32);
+                soft_cap(row: &mut [f32], cap: f32);
+                softmax(row: &mut [f32]);
+            );
+            super::super::instantiate!(@product $vector, [$($features)?],
+                product Single; panel_f16 Half; panel_bf16 Brain;
+            );
+        }
+    };
+    (@rows $vector:ty, $features:tt, $($function:ident($($arg:ident: $type:ty),*);)*) => {
+        $(super::super::instantiate!(@one $features,
+            pub(super) unsafe fn $function($($arg: $type),*) {
+                // SAFETY: the caller's processor has the features, see `Table`.
+                unsafe { vector::$function::<$vector>($($arg),*) }
+            }
+        );)*
+    };
+    (@product $vector:ty, $features:tt, $($function:ident $source:ident;)*) => {
+        $(super::super::instantiate!(@one $features,
+            pub(super) unsafe fn $function(p: Product<'_>) {
+                // SAFETY: the caller's processor has the features, see `Table`; operands as the caller promises.
+                unsafe { gemm::product::<$vector, $source>(p) }
+            }
+        );)*
+    };
+    (@one [], $function:item) => { $function };
+    (@one [$features:literal], $function:item) => { #[target_feature(enable = $features)] $function };
+}
+use instantiate;
+
+/// One instruction set's kernels, chosen once and passed by value.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    table: &'static Table,
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Kernels").field(&self.name()).finish()
+    }
+}
+
+impl Kernels {
+    /// The fastest set this processor can run.
+    pub fn detect() -> Self {
+        Self::available()[0]
+    }
+
+    /// Plain Rust, on every processor.
+    pub fn scalar() -> Self {
+        Kernels { table: &scalar::TABLE }
+    }
+
+    /// Every set this processor can run, fastest first; the scalar one is last.
+    pub fn available() -> Vec<Self> {
+        vec![Self::scalar()]
+    }
+
+    /// Instruction set, e.g. `avx2`.
+    pub fn name(&self) -> &'static str {
+        self.table.name
+    }
+
+    /// `out = x / sqrt(mean(x²) + eps) · weight`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        same_length(x, weight, out);
+        // SAFETY: a table is only handed out on a processor that has its instructions (so too below).
+        unsafe { (self.table.rms_norm)(x, weight, eps, out) }
+    }
+
+    /// `out = gate · sigmoid(gate) · up`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        same_length(gate, up, out);
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.silu_mul)(gate, up, out) }
+    }
+
+    /// `out = gelu(gate) · up` with the tanh approximation of GELU.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn gelu_tanh_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        same_length(gate, up, out);
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.gelu_tanh_mul)(gate, up, out) }
+    }
+
+    /// `out = gelu(gate) · up` with the exact (erf) GELU.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn gelu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        same_length(gate, up, out);
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.gelu_mul)(gate, up, out) }
+    }
+
+    /// `out = a + b`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn add(&self, a: &[f32], b: &[f32], out: &mut [f32]) {
+        same_length(a, b, out);
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.add)(a, b, out) }
+    }
+
+    /// `row = row · factor`.
+    pub fn scale(&self, row: &mut [f32], factor: f32) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.scale)(row, factor) }
+    }
+
+    /// `row = cap · tanh(row / cap)`.
+    pub fn soft_cap(&self, row: &mut [f32], cap: f32) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.soft_cap)(row, cap) }
+    }
+
+    /// Softmax of one row; values 87 below the largest become exactly 0.
+    pub fn softmax(&self, row: &mut [f32]) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.softmax)(row) }
+    }
+
+    /// Quantize up to 32 values into 32; returns the scale and `scale · Σ q`.
+    fn quantize_group(&self, x: &[f32], quantized: &mut [i8]) -> (f32, f32) {
+        assert!(x.len() <= quantized.len() && quantized.len() == crate::formats::GROUP, "one group");
+        // SAFETY: see `rms_norm`; the lengths are as the function wants them.
+        unsafe { (self.table.quantize_group)(x, quantized) }
+    }
+}
+
+fn same_length(a: &[f32], b: &[f32], out: &[f32]) {
+    assert!(a.len() == out.len() && b.len() == out.len(), "lengths {}, {}, {}", a.len(), b.len(), out.len());
+}
+
+/// A slice that several threads write to, each in its own part.
+pub(crate) struct Disjoint<'a, T> {
+    data: *mut T,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a `&mut [T]` whose parts go to different threads, by the promise of `slice`.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    pub(crate) fn new(data: &'a mut [T]) -> Self {
+        Disjoint { data: data.as_mut_ptr(), len: data.len(), borrow: PhantomData }
+    }
+
+    /// Elements `start .. start + len`.
+    ///
+    /// # Safety
+    /// They are inside the slice, and while the result lives no other part that overlaps is in use.
+    #[allow(clippy::mut_from_ref, reason = "handing out disjoint parts is the purpose; `unsafe` says who checks")]
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+        debug_assert!(start <= self.len && len <= self.len - start);
+        // SAFETY: inside and not aliased, as the caller promises; the borrow of the whole slice outlives `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
+    }
+}

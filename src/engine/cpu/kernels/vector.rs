@@ -1,0 +1,320 @@
+//! Row operations written once over a vector of f32 lanes; each instruction set instantiates them.
+//!
+//! Everything here is `#[inline(always)]`, so that it is compiled with the target features of the function it ends up
+//! in (see `instantiate!`).
+
+/// As many f32 lanes as one register holds.
+///
+/// # Safety
+/// All functions need a processor with the instruction set of the implementing type; loads and stores need the
+/// pointer to be valid for the lanes they touch (no alignment needed).
+pub(super) trait Vector: Copy {
+    const LANES: usize;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    /// The first `n < LANES` lanes from memory, the others 0.
+    unsafe fn load_part(from: *const f32, n: usize) -> Self;
+    /// Only the first `n < LANES` lanes to memory.
+    unsafe fn store_part(self, to: *mut f32, n: usize);
+    /// `LANES` values of f16.
+    unsafe fn load_f16(from: *const u8) -> Self;
+    /// `LANES` values of bf16.
+    unsafe fn load_bf16(from: *const u8) -> Self;
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn div(self, other: Self) -> Self;
+    /// `self · factor + summand`.
+    unsafe fn mul_add(self, factor: Self, summand: Self) -> Self;
+    /// The larger one; `other` if a lane is NaN.
+    unsafe fn max(self, other: Self) -> Self;
+    /// The smaller one; `other` if a lane is NaN.
+    unsafe fn min(self, other: Self) -> Self;
+    unsafe fn abs(self) -> Self;
+    /// To the nearest integer, ties to even.
+    unsafe fn round(self) -> Self;
+    /// 2 to the power of an integer-valued lane in -126..=127.
+    unsafe fn power_of_two(self) -> Self;
+    /// `yes` in lanes where `self < limit`, else `no`.
+    unsafe fn if_less(self, limit: Self, yes: Self, no: Self) -> Self;
+    /// Sum of the lanes.
+    unsafe fn sum(self) -> f32;
+    /// Largest lane.
+    unsafe fn largest(self) -> f32;
+}
+
+/// Horner's rule, highest power first.
+#[inline(always)]
+unsafe fn polynomial<V: Vector, const N: usize>(x: V, coefficients: [f32; N]) -> V {
+    // SAFETY: the caller's processor has V's instructions.
+    unsafe {
+        let mut y = V::splat(coefficients[0]);
+        for &c in &coefficients[1..] {
+            y = y.mul_add(x, V::splat(c));
+        }
+        y
+    }
+}
+
+/// eˣ, relative error below 2e-7; 0 below -87.3 and e⁸⁸ above 88.
+#[inline(always)]
+pub(super) unsafe fn exp<V: Vector>(x: V) -> V {
+    // SAFETY: the caller's processor has V's instructions.
+    unsafe {
+        // x = n·ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, so that n times the first is exact.
+        let bounded = V::splat(-87.3).max(V::splat(88.0).min(x));
+        let n = bounded.mul(V::splat(std::f32::consts::LOG2_E)).round();
+        let r = n.mul_add(V::splat(-0.693_359_4), bounded);
+        let r = n.mul_add(V::splat(2.121_944_4e-4), r);
+        let tail = polynomial(r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5]);
+        let y = tail.mul_add(r.mul(r), r).add(V::splat(1.0));
+        x.if_less(V::splat(-87.3), V::splat(0.0), y.mul(n.power_of_two()))
+    }
+}
+
+/// tanh x, relative error below 5e-7.
+#[inline(always)]
+unsafe fn tanh<V: Vector>(x: V) -> V {
+    // SAFETY: the caller's processor has V's instructions.
+    unsafe {
+        // Near 0 the formula with exp cancels; an odd polynomial does not.
+        let z = x.mul(x);
+        let series = [-5.704_988_7e-3, 2.063_908_8e-2, -5.373_971_5e-2, 0.133_314_42, -0.333_332_82];
+        let small = polynomial(z, series).mul(z).mul_add(x, x);
+        let e = exp(x.add(x));
+        let large = V::splat(1.0).sub(V::splat(2.0).div(e.add(V::splat(1.0))));
+        x.abs().if_less(V::splat(0.625), small, large)
+    }
+}
+
+/// x / (1 + e^-s): x times the logistic function of s.
+#[inline(always)]
+unsafe fn times_sigmoid<V: Vector>(x: V, s: V) -> V {
+    // SAFETY: the caller's processor has V's instructions.
+    unsafe { x.div(V::splat(1.0).add(exp(V::splat(0.0).sub(s)))) }
+}
+
+/// x · Φ(x) with the error function after Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7), written so that the
+/// tail of negative x keeps its relative precision.
+#[inline(always)]
+unsafe fn gelu<V: Vector>(x: V) -> V {
+    // SAFETY: the caller's processor has V's instructions.
+    unsafe {
+        let one = V::splat(1.0);
+        let z = x.abs().mul(V::splat(std::f32::consts::FRAC_1_SQRT_2));
+        let t = one.div(V::splat(0.327_591_1).mul_add(z, one));
+        let series = [1.061_405_4, -1.453_152_1, 1.421_413_7, -0.284_496_72, 0.254_829_6];
+        let half_tail = polynomial(t, series).mul(t).mul(exp(V::splat(0.0).sub(z.mul(z)))).mul(V::splat(0.5));
+        x.mul(x.if_less(V::splat(0.0), half_tail, one.sub(half_tail)))
+    }
+}
+
+/// `out[i] = f(a[i], b[i])`. All slices have one length (checked by the safe callers).
+#[inline(always)]
+unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(V, V) -> V) {
+    let n = out.len().min(a.len()).min(b.len());
+    let whole = n - n % V::LANES;
+    // SAFETY: every access is below n, which is within all three slices; instructions as the caller promises.
+    unsafe {
+        for i in (0..whole).step_by(V::LANES) {
+            f(V::load(a.as_ptr().add(i)), V::load(b.as_ptr().add(i))).store(out.as_mut_ptr().add(i));
+        }
+        if whole < n {
+            let left = n - whole;
+            let (a, b) = (V::load_part(a.as_ptr().add(whole), left), V::load_part(b.as_ptr().add(whole), left));
+            f(a, b).store_part(out.as_mut_ptr().add(whole), left);
+        }
+    }
+}
+
+/// `row[i] = f(row[i])`.
+#[inline(always)]
+unsafe fn map<V: Vector>(row: &mut [f32], f: impl Fn(V) -> V) {
+    let whole = row.len() - row.len() % V::LANES;
+    let left = row.len() - whole;
+    // SAFETY: every access is within `row`; instructions as the caller promises.
+    unsafe {
+        for i in (0..whole).step_by(V::LANES) {
+            let at = row.as_mut_ptr().add(i);
+            f(V::load(at)).store(at);
+        }
+        if left > 0 {
+            let at = row.as_mut_ptr().add(whole);
+            f(V::load_part(at, left)).store_part(at, left);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let whole = x.len() - x.len() % V::LANES;
+    // SAFETY: every access is within `x`; instructions as the caller promises.
+    unsafe {
+        let mut squares = V::splat(0.0);
+        for i in (0..whole).step_by(V::LANES) {
+            let v = V::load(x.as_ptr().add(i));
+            squares = v.mul_add(v, squares);
+        }
+        if whole < x.len() {
+            let v = V::load_part(x.as_ptr().add(whole), x.len() - whole);
+            squares = v.mul_add(v, squares);
+        }
+        let factor = V::splat(1.0 / (squares.sum() / x.len() as f32 + eps).sqrt());
+        zip::<V>(x, weight, out, |x, w| x.mul(factor).mul(w));
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn silu_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: as for this function.
+    unsafe { zip::<V>(gate, up, out, |g, u| times_sigmoid(g, g).mul(u)) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn gelu_tanh_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: as for this function. 0.5·(1 + tanh u) is the logistic function of 2u.
+    unsafe {
+        zip::<V>(gate, up, out, |g, u| {
+            let inner = V::splat(0.044_715).mul_add(g.mul(g).mul(g), g);
+            times_sigmoid(g, inner.mul(V::splat(1.595_769_1))).mul(u)
+        })
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn gelu_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: as for this function.
+    unsafe { zip::<V>(gate, up, out, |g, u| gelu(g).mul(u)) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn add<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32]) {
+    // SAFETY: as for this function.
+    unsafe { zip::<V>(a, b, out, |a, b| a.add(b)) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn scale<V: Vector>(row: &mut [f32], factor: f32) {
+    // SAFETY: as for this function.
+    unsafe { map::<V>(row, |x| x.mul(V::splat(factor))) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn soft_cap<V: Vector>(row: &mut [f32], cap: f32) {
+    // SAFETY: as for this function.
+    unsafe { map::<V>(row, |x| tanh(x.mul(V::splat(1.0 / cap))).mul(V::splat(cap))) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn softmax<V: Vector>(row: &mut [f32]) {
+    let whole = row.len() - row.len() % V::LANES;
+    let left = row.len() - whole;
+    // SAFETY: every access is within `row`; instructions as the caller promises.
+    unsafe {
+        let at = row.as_mut_ptr();
+        let mut largest = V::splat(f32::NEG_INFINITY);
+        for i in (0..whole).step_by(V::LANES) {
+            largest = largest.max(V::load(at.add(i)));
+        }
+        let largest = row[whole..].iter().copied().fold(largest.largest(), f32::max);
+        let mut sums = V::splat(0.0);
+        for i in (0..whole).step_by(V::LANES) {
+            let e = exp(V::load(at.add(i)).sub(V::splat(largest)));
+            e.store(at.add(i));
+            sums = sums.add(e);
+        }
+        if left > 0 {
+            exp(V::load_part(at.add(whole), left).sub(V::splat(largest))).store_part(at.add(whole), left);
+        }
+        let sum = sums.sum() + row[whole..].iter().sum::<f32>();
+        scale::<V>(row, 1.0 / sum);
+    }
+}
+
+/// One f32: the scalar instance.
+impl Vector for f32 {
+    const LANES: usize = 1;
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's pointer is valid for one value.
+        unsafe { from.read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's pointer is valid for one value.
+        unsafe { to.write_unaligned(self) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(_: *const f32, _: usize) -> Self {
+        0.0 // no lane is left over
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, _: *mut f32, _: usize) {}
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> Self {
+        // SAFETY: the caller's pointer is valid for one value.
+        half::f16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read() }).to_f32()
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u8) -> Self {
+        // SAFETY: the caller's pointer is valid for one value.
+        half::bf16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read() }).to_f32()
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        self + other
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        self - other
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        self * other
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        self / other
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, summand: Self) -> Self {
+        self * factor + summand // two roundings: a fused one is a slow library call without the instruction
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        if self > other { self } else { other }
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        if self < other { self } else { other }
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        f32::abs(self)
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        self.round_ties_even()
+    }
+    #[inline(always)]
+    unsafe fn power_of_two(self) -> Self {
+        f32::from_bits(((self as i32 + 127) as u32) << 23)
+    }
+    #[inline(always)]
+    unsafe fn if_less(self, limit: Self, yes: Self, no: Self) -> Self {
+        if self < limit { yes } else { no }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self
+    }
+}
