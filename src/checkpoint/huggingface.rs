@@ -12,19 +12,12 @@ const INDEX: &str = "model.safetensors.index.json";
 
 pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     let Some(config) = read_json_object(&folder.join("config.json"))? else {
-        return Err(Error::NotFound(format!(
-            "{}: no config.json: not a Hugging Face checkpoint",
-            folder.display()
-        )));
+        return Err(Error::NotFound(format!("{}: no config.json: not a Hugging Face checkpoint", folder.display())));
     };
     let generation_config = read_json_object(&folder.join("generation_config.json"))?;
     let tokenizer_config = read_json_object(&folder.join("tokenizer_config.json"))?;
-    let special_tokens = tokenizer_files::special_tokens(
-        folder,
-        &config,
-        generation_config.as_ref(),
-        tokenizer_config.as_ref(),
-    )?;
+    let special_tokens =
+        tokenizer_files::special_tokens(folder, &config, generation_config.as_ref(), tokenizer_config.as_ref())?;
     Ok(Checkpoint {
         path: folder.to_path_buf(),
         kind: CheckpointKind::HuggingFace,
@@ -44,9 +37,7 @@ pub(super) fn read_json_object(path: &Path) -> Result<Option<Map<String, Value>>
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(path, e)),
     };
-    serde_json::from_slice(&bytes)
-        .map(Some)
-        .map_err(|e| Error::format(path, "JSON", e.to_string()))
+    serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::format(path, "JSON", e.to_string()))
 }
 
 fn open_weights(folder: &Path) -> Result<TensorTable> {
@@ -79,8 +70,7 @@ fn add_shards(folder: &Path, index: &Path, table: &mut TensorTable) -> Result<()
                 tensors.len()
             )));
         }
-        let found: std::collections::HashSet<String> =
-            safetensors::add_file(&path, table)?.into_iter().collect();
+        let found: std::collections::HashSet<String> = safetensors::add_file(&path, table)?.into_iter().collect();
         if let Some(absent) = tensors.iter().find(|name| !found.contains(*name)) {
             return Err(Error::format(
                 &path,
@@ -96,25 +86,14 @@ fn add_shards(folder: &Path, index: &Path, table: &mut TensorTable) -> Result<()
 fn tensors_by_shard(index: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     let object = read_json_object(index)?.unwrap_or_default();
     let Some(weight_map) = object.get("weight_map").and_then(Value::as_object) else {
-        return Err(Error::format(
-            index,
-            "weight_map",
-            "missing or not an object",
-        ));
+        return Err(Error::format(index, "weight_map", "missing or not an object"));
     };
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in weight_map {
         let Some(shard) = shard.as_str() else {
-            return Err(Error::format(
-                index,
-                format!("weight_map.{tensor}"),
-                format!("{shard} is not a file name"),
-            ));
+            return Err(Error::format(index, format!("weight_map.{tensor}"), format!("{shard} is not a file name")));
         };
-        shards
-            .entry(shard.to_owned())
-            .or_default()
-            .push(tensor.clone());
+        shards.entry(shard.to_owned()).or_default().push(tensor.clone());
     }
     Ok(shards)
 }
@@ -122,16 +101,9 @@ fn tensors_by_shard(index: &Path) -> Result<BTreeMap<String, Vec<String>>> {
 /// The path of a shard, which must not lead out of the folder: an index comes from whoever made the download.
 fn shard_path(folder: &Path, index: &Path, shard: &str) -> Result<PathBuf> {
     let relative = Path::new(shard);
-    let stays_inside = !shard.is_empty()
-        && relative
-            .components()
-            .all(|c| matches!(c, Component::Normal(_)));
+    let stays_inside = !shard.is_empty() && relative.components().all(|c| matches!(c, Component::Normal(_)));
     if !stays_inside {
-        return Err(Error::format(
-            index,
-            "weight_map",
-            format!("shard {shard:?} is not a path inside the folder"),
-        ));
+        return Err(Error::format(index, "weight_map", format!("shard {shard:?} is not a path inside the folder")));
     }
     Ok(folder.join(relative))
 }

@@ -23,10 +23,7 @@ impl MappedFile {
         // SAFETY: the mapping is read-only and only ever seen as bytes, for which every bit pattern is valid. That
         // the file is not changed while mapped is a documented condition of `Checkpoint`.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-        Ok(MappedFile {
-            path: path.to_path_buf(),
-            map,
-        })
+        Ok(MappedFile { path: path.to_path_buf(), map })
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -22,12 +22,12 @@ mod storage;
 mod tensors;
 mod tokenizer_files;
 
+use crate::chat::SpecialTokens;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-pub use special::SpecialTokens;
 pub use storage::StorageType;
 pub use tensors::TensorEntry;
 
@@ -77,10 +77,7 @@ impl Checkpoint {
         if metadata.is_dir() {
             return huggingface::open(path);
         }
-        Err(Error::Unsupported(format!(
-            "{}: not a folder",
-            path.display()
-        )))
+        Err(Error::Unsupported(format!("{}: not a folder", path.display())))
     }
 
     /// The folder or file it was opened from.
@@ -124,10 +121,7 @@ impl Checkpoint {
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         match self.tensors.get(name) {
             Some(entry) => self.tensors.read_rows(entry, rows, out),
-            None => Err(Error::NotFound(format!(
-                "{}: no tensor named {name}",
-                self.path.display()
-            ))),
+            None => Err(Error::NotFound(format!("{}: no tensor named {name}", self.path.display()))),
         }
     }
 

@@ -71,10 +71,7 @@ fn parse_header(path: &Path, bytes: &[u8]) -> Result<(Header, usize)> {
         return Err(Error::format(
             path,
             "header",
-            format!(
-                "the file has only {} bytes: it is empty or truncated",
-                bytes.len()
-            ),
+            format!("the file has only {} bytes: it is empty or truncated", bytes.len()),
         ));
     };
     let len = u64::from_le_bytes(*len);
@@ -85,8 +82,7 @@ fn parse_header(path: &Path, bytes: &[u8]) -> Result<(Header, usize)> {
             format!("{len} bytes long by its first field, but the file has only {} more: it is truncated or not a safetensors file", rest.len()),
         )
     })?;
-    let header =
-        serde_json::from_slice(json).map_err(|e| Error::format(path, "header", e.to_string()))?;
+    let header = serde_json::from_slice(json).map_err(|e| Error::format(path, "header", e.to_string()))?;
     Ok((header, 8 + json.len()))
 }
 
@@ -122,13 +118,7 @@ fn check_tensor(
             "its data ends at byte {end_in_file}, the file at {file_len}: the file is truncated, download it again"
         ));
     }
-    let entry = TensorEntry::new(
-        name.clone(),
-        tensor.shape.clone(),
-        storage,
-        file,
-        data_start + start,
-    );
+    let entry = TensorEntry::new(name.clone(), tensor.shape.clone(), storage, file, data_start + start);
     match entry {
         Some(entry) if entry.bytes == (end - start) as u64 => Ok(entry),
         Some(entry) => wrong(format!(
@@ -163,9 +153,7 @@ mod tests {
     }
 
     fn error_of(header: &str, data: &[u8]) -> String {
-        read(&file_with(header, data))
-            .expect_err("malformed")
-            .to_string()
+        read(&file_with(header, data)).expect_err("malformed").to_string()
     }
 
     const GOOD: &str = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},
@@ -179,70 +167,36 @@ mod tests {
         data.extend_from_slice(&[0x80, 0x3f, 0x00, 0x40, 0x40, 0x40]);
         let table = read(&file_with(GOOD, &data)).expect("valid");
         let mut out = [0.0; 1];
-        table
-            .read_rows(table.get("a").expect("a"), 1..2, &mut out)
-            .expect("row");
+        table.read_rows(table.get("a").expect("a"), 1..2, &mut out).expect("row");
         assert_eq!(out, [-2.0]);
         let mut out = [0.0; 3];
-        table
-            .read_rows(table.get("b").expect("b"), 0..1, &mut out)
-            .expect("vector");
+        table.read_rows(table.get("b").expect("b"), 0..1, &mut out).expect("vector");
         assert_eq!(out, [1.0, 2.0, 3.0]);
     }
 
     #[test]
     fn errors_name_the_tensor() {
         let truncated = error_of(GOOD, &[0; 10]);
-        assert!(
-            truncated.contains("model.safetensors: b: its data ends"),
-            "{truncated}"
-        );
-        let misshapen = error_of(
-            r#"{"x":{"dtype":"F16","shape":[3],"data_offsets":[0,8]}}"#,
-            &[0; 8],
-        );
-        assert!(
-            misshapen.contains("x: shape [3] in F16 takes 6 bytes"),
-            "{misshapen}"
-        );
-        let dtype = error_of(
-            r#"{"x":{"dtype":"I8","shape":[3],"data_offsets":[0,3]}}"#,
-            &[0; 3],
-        );
+        assert!(truncated.contains("model.safetensors: b: its data ends"), "{truncated}");
+        let misshapen = error_of(r#"{"x":{"dtype":"F16","shape":[3],"data_offsets":[0,8]}}"#, &[0; 8]);
+        assert!(misshapen.contains("x: shape [3] in F16 takes 6 bytes"), "{misshapen}");
+        let dtype = error_of(r#"{"x":{"dtype":"I8","shape":[3],"data_offsets":[0,3]}}"#, &[0; 3]);
         assert!(dtype.contains("x: dtype I8"), "{dtype}");
-        let backwards = error_of(
-            r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#,
-            &[0; 8],
-        );
-        assert!(
-            backwards.contains("x: data offsets [8, 4] run backwards"),
-            "{backwards}"
-        );
+        let backwards = error_of(r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#, &[0; 8]);
+        assert!(backwards.contains("x: data offsets [8, 4] run backwards"), "{backwards}");
         let duplicate = error_of(
             r#"{"x":{"dtype":"F16","shape":[1],"data_offsets":[0,2]},"x":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}}"#,
             &[0; 2],
         );
-        assert!(
-            duplicate.contains("x: the tensor is already defined"),
-            "{duplicate}"
-        );
-        let huge = error_of(
-            r#"{"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#,
-            &[0; 4],
-        );
-        assert!(
-            huge.contains("x: shape [4294967296, 4294967296] overflows"),
-            "{huge}"
-        );
+        assert!(duplicate.contains("x: the tensor is already defined"), "{duplicate}");
+        let huge = error_of(r#"{"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#, &[0; 4]);
+        assert!(huge.contains("x: shape [4294967296, 4294967296] overflows"), "{huge}");
     }
 
     #[test]
     fn a_header_longer_than_the_file_is_not_believed() {
         let message = read(&[255; 12]).expect_err("malformed").to_string();
-        assert!(
-            message.contains("18446744073709551615 bytes long"),
-            "{message}"
-        );
+        assert!(message.contains("18446744073709551615 bytes long"), "{message}");
         let message = read(&[]).expect_err("malformed").to_string();
         assert!(message.contains("only 0 bytes"), "{message}");
     }

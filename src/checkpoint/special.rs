@@ -1,35 +1,13 @@
-//! Beginning, end, unknown and padding tokens, gathered from every file that mentions them.
+//! Reading token ids and texts out of configuration objects.
 
-use serde::{Deserialize, Serialize};
+use crate::chat::SpecialTokens;
 use serde_json::{Map, Value};
 
-/// The tokens with a meaning of their own.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SpecialTokens {
-    /// Text of the token that begins a sequence.
-    pub bos_token: Option<String>,
-    /// Text of the token that ends a reply, as chat templates use it.
-    pub eos_token: Option<String>,
-    /// Text of the token for text the vocabulary cannot spell.
-    pub unk_token: Option<String>,
-    /// Text of the padding token.
-    pub pad_token: Option<String>,
-    /// Whether plain text gets `bos_token` in front; `None` when the checkpoint does not say.
-    pub add_bos: Option<bool>,
-    /// Id of the token that begins a sequence.
-    pub bos_id: Option<u32>,
-    /// Ids that end a reply: the union of every source, ascending.
-    pub eos_ids: Vec<u32>,
-}
-
-impl SpecialTokens {
-    /// Adds ids that end a reply.
-    pub(super) fn add_eos_ids(&mut self, ids: impl IntoIterator<Item = u32>) {
-        self.eos_ids.extend(ids);
-        self.eos_ids.sort_unstable();
-        self.eos_ids.dedup();
-    }
+/// Adds ids that end a reply, keeping the list sorted and free of repeats.
+pub(super) fn add_eos_ids(special: &mut SpecialTokens, ids: impl IntoIterator<Item = u32>) {
+    special.eos_ids.extend(ids);
+    special.eos_ids.sort_unstable();
+    special.eos_ids.dedup();
 }
 
 /// The ids under `key`: one integer or a list of them. Anything else (a missing key, `null`) holds none.
@@ -45,10 +23,7 @@ pub(super) fn token_ids(object: &Map<String, Value>, key: &str) -> Vec<u32> {
 /// The text under `key`: a string, or an added-token object with `content`.
 pub(super) fn token_text(object: &Map<String, Value>, key: &str) -> Option<String> {
     let value = object.get(key)?;
-    value
-        .as_str()
-        .or_else(|| value.get("content")?.as_str())
-        .map(str::to_owned)
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -58,7 +33,8 @@ mod tests {
 
     #[test]
     fn ids_and_texts_come_in_several_shapes() {
-        let object = json!({"one": 2, "many": [3, 1, "x", -1], "none": null, "text": "<s>", "object": {"content": "</s>"}});
+        let object =
+            json!({"one": 2, "many": [3, 1, "x", -1], "none": null, "text": "<s>", "object": {"content": "</s>"}});
         let object = object.as_object().expect("object");
         assert_eq!(token_ids(object, "one"), [2]);
         assert_eq!(token_ids(object, "many"), [3, 1]);
@@ -71,8 +47,8 @@ mod tests {
     #[test]
     fn the_union_of_ids_is_sorted_and_free_of_repeats() {
         let mut tokens = SpecialTokens::default();
-        tokens.add_eos_ids([5, 2]);
-        tokens.add_eos_ids([2, 1]);
+        add_eos_ids(&mut tokens, [5, 2]);
+        add_eos_ids(&mut tokens, [2, 1]);
         assert_eq!(tokens.eos_ids, [1, 2, 5]);
     }
 }

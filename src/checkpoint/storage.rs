@@ -36,11 +36,9 @@ impl StorageType {
     pub const fn block_len(self) -> usize {
         match self {
             StorageType::F32 | StorageType::F16 | StorageType::BF16 => 1,
-            StorageType::Q4_0
-            | StorageType::Q4_1
-            | StorageType::Q5_0
-            | StorageType::Q5_1
-            | StorageType::Q8_0 => simple_quants::BLOCK,
+            StorageType::Q4_0 | StorageType::Q4_1 | StorageType::Q5_0 | StorageType::Q5_1 | StorageType::Q8_0 => {
+                simple_quants::BLOCK
+            }
             StorageType::Q4_K | StorageType::Q5_K | StorageType::Q6_K => k_quants::BLOCK,
         }
     }

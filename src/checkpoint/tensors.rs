@@ -48,19 +48,9 @@ impl TensorEntry {
         file: usize,
         offset: usize,
     ) -> Option<Self> {
-        let values = shape
-            .iter()
-            .try_fold(1usize, |n, dim| n.checked_mul(*dim))?;
+        let values = shape.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim))?;
         let bytes = storage.byte_len(values)? as u64;
-        Some(TensorEntry {
-            name,
-            shape,
-            storage,
-            bytes,
-            file,
-            offset,
-            transform: Transform::None,
-        })
+        Some(TensorEntry { name, shape, storage, bytes, file, offset, transform: Transform::None })
     }
 
     /// The same tensor with something to undo while reading.
@@ -114,10 +104,7 @@ impl TensorTable {
             Entry::Occupied(first) => Err(Error::format(
                 file_path(entry.file),
                 entry.name,
-                format!(
-                    "the tensor is already defined in {}",
-                    file_path(first.get().file)
-                ),
+                format!("the tensor is already defined in {}", file_path(first.get().file)),
             )),
         }
     }
@@ -131,12 +118,7 @@ impl TensorTable {
     }
 
     /// See [`super::Checkpoint::read_rows`].
-    pub(super) fn read_rows(
-        &self,
-        entry: &TensorEntry,
-        rows: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
+    pub(super) fn read_rows(&self, entry: &TensorEntry, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         let row_len = entry.row_len();
         if rows.start > rows.end || rows.end > entry.rows() {
             return Err(Error::invalid(format!(
@@ -191,18 +173,12 @@ impl TensorTable {
     fn decode_rows(&self, entry: &TensorEntry, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         let stored = || {
             let row_bytes = entry.storage.byte_len(entry.row_len())?;
-            let start = entry
-                .offset
-                .checked_add(rows.start.checked_mul(row_bytes)?)?;
+            let start = entry.offset.checked_add(rows.start.checked_mul(row_bytes)?)?;
             let end = entry.offset.checked_add(rows.end.checked_mul(row_bytes)?)?;
             self.files.get(entry.file)?.bytes().get(start..end)
         };
-        let bytes = stored().ok_or_else(|| {
-            Error::internal(format!(
-                "tensor {} was not checked against its file",
-                entry.name
-            ))
-        })?;
+        let bytes = stored()
+            .ok_or_else(|| Error::internal(format!("tensor {} was not checked against its file", entry.name)))?;
         entry.storage.decode(bytes, out);
         Ok(())
     }
@@ -227,14 +203,10 @@ mod tests {
 
     #[test]
     fn sizes_that_overflow_or_split_a_block_are_refused() {
-        let entry =
-            |shape: &[usize], storage| TensorEntry::new("t".into(), shape.to_vec(), storage, 0, 0);
+        let entry = |shape: &[usize], storage| TensorEntry::new("t".into(), shape.to_vec(), storage, 0, 0);
         assert_eq!(entry(&[usize::MAX, 2], StorageType::F32), None);
         assert_eq!(entry(&[usize::MAX / 2], StorageType::F32), None);
         assert_eq!(entry(&[3, 33], StorageType::Q4_0), None);
-        assert_eq!(
-            entry(&[3, 64], StorageType::Q4_0).map(|e| e.bytes),
-            Some(3 * 36)
-        );
+        assert_eq!(entry(&[3, 64], StorageType::Q4_0).map(|e| e.bytes), Some(3 * 36));
     }
 }

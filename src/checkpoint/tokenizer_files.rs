@@ -1,7 +1,8 @@
 //! What the tokenizer files of a folder say besides the vocabulary: special tokens and the chat template.
 
 use super::huggingface::read_json_object;
-use super::special::{SpecialTokens, token_ids, token_text};
+use super::special::{add_eos_ids, token_ids, token_text};
+use crate::chat::SpecialTokens;
 use crate::error::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -40,17 +41,11 @@ pub(super) fn special_tokens(
     };
     let tokenizer: TokenizerJson = match bytes.is_empty() {
         true => TokenizerJson::default(),
-        false => serde_json::from_slice(&bytes)
-            .map_err(|e| Error::format(&path, "tokenizer", e.to_string()))?,
+        false => serde_json::from_slice(&bytes).map_err(|e| Error::format(&path, "tokenizer", e.to_string()))?,
     };
     let id_of = |text: &str| {
-        let added = tokenizer
-            .added_tokens
-            .iter()
-            .find(|token| token.content == text);
-        added
-            .map(|token| token.id)
-            .or_else(|| vocabulary_id(&bytes, text))
+        let added = tokenizer.added_tokens.iter().find(|token| token.content == text);
+        added.map(|token| token.id).or_else(|| vocabulary_id(&bytes, text))
     };
     let text_of = |id: u32| {
         let added = tokenizer.added_tokens.iter().find(|token| token.id == id);
@@ -60,17 +55,9 @@ pub(super) fn special_tokens(
     // Multimodal checkpoints keep the decoder's ids one level down.
     let text_config = config.get("text_config").and_then(Value::as_object);
     let configs = [Some(config), text_config, generation_config];
-    let first_id = |key| {
-        configs
-            .iter()
-            .flatten()
-            .flat_map(|c| token_ids(c, key))
-            .next()
-    };
+    let first_id = |key| configs.iter().flatten().flat_map(|c| token_ids(c, key)).next();
     let text = |token_key, id_key| {
-        tokenizer_config
-            .and_then(|c| token_text(c, token_key))
-            .or_else(|| first_id(id_key).and_then(text_of))
+        tokenizer_config.and_then(|c| token_text(c, token_key)).or_else(|| first_id(id_key).and_then(text_of))
     };
 
     let mut special = SpecialTokens {
@@ -80,18 +67,10 @@ pub(super) fn special_tokens(
         pad_token: text("pad_token", "pad_token_id"),
         ..SpecialTokens::default()
     };
-    special.bos_id = special
-        .bos_token
-        .as_deref()
-        .and_then(id_of)
-        .or_else(|| first_id("bos_token_id"));
-    special.add_eos_ids(
-        configs
-            .iter()
-            .flatten()
-            .flat_map(|c| token_ids(c, "eos_token_id")),
-    );
-    special.add_eos_ids(special.eos_token.as_deref().and_then(id_of));
+    special.bos_id = special.bos_token.as_deref().and_then(id_of).or_else(|| first_id("bos_token_id"));
+    add_eos_ids(&mut special, configs.iter().flatten().flat_map(|c| token_ids(c, "eos_token_id")));
+    let eos_id = special.eos_token.as_deref().and_then(id_of);
+    add_eos_ids(&mut special, eos_id);
     special.add_bos = tokenizer_config
         .and_then(|c| c.get("add_bos_token"))
         .and_then(Value::as_bool)
@@ -131,10 +110,7 @@ fn adds_token_in_front(post_processor: &Value) -> bool {
 }
 
 /// The chat template: `chat_template.jinja`, else the one in `tokenizer_config.json`, else `chat_template.json`.
-pub(super) fn chat_template(
-    folder: &Path,
-    tokenizer_config: Option<&Map<String, Value>>,
-) -> Result<Option<String>> {
+pub(super) fn chat_template(folder: &Path, tokenizer_config: Option<&Map<String, Value>>) -> Result<Option<String>> {
     let path = folder.join("chat_template.jinja");
     match std::fs::read_to_string(&path) {
         Ok(source) => return Ok(Some(source)),
@@ -149,10 +125,7 @@ pub(super) fn chat_template(
         return Ok(in_tokenizer_config);
     }
     let path = folder.join("chat_template.json");
-    match read_json_object(&path)?
-        .as_ref()
-        .and_then(|object| object.get("chat_template"))
-    {
+    match read_json_object(&path)?.as_ref().and_then(|object| object.get("chat_template")) {
         Some(value) => template_source(&path, value),
         None => Ok(None),
     }
@@ -164,19 +137,10 @@ fn template_source(path: &Path, value: &Value) -> Result<Option<String>> {
         Value::Null => Ok(None),
         Value::String(source) => Ok(Some(source.clone())),
         Value::Array(named) => {
-            let default = named
-                .iter()
-                .find(|t| t.get("name").and_then(Value::as_str) == Some("default"));
-            Ok(default
-                .and_then(|t| t.get("template"))
-                .and_then(Value::as_str)
-                .map(str::to_owned))
+            let default = named.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"));
+            Ok(default.and_then(|t| t.get("template")).and_then(Value::as_str).map(str::to_owned))
         }
-        _ => Err(Error::format(
-            path,
-            "chat_template",
-            "neither a string nor a list of named templates",
-        )),
+        _ => Err(Error::format(path, "chat_template", "neither a string nor a list of named templates")),
     }
 }
 
@@ -196,28 +160,11 @@ mod tests {
             json!({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}),
         );
         assert_eq!(chat_template(dir.path(), None).expect("none"), None);
-        std::fs::write(
-            dir.path().join("chat_template.json"),
-            r#"{"chat_template": "J"}"#,
-        )
-        .expect("write");
-        assert_eq!(
-            chat_template(dir.path(), None).expect("json").as_deref(),
-            Some("J")
-        );
-        assert_eq!(
-            chat_template(dir.path(), Some(&named))
-                .expect("config")
-                .as_deref(),
-            Some("D")
-        );
+        std::fs::write(dir.path().join("chat_template.json"), r#"{"chat_template": "J"}"#).expect("write");
+        assert_eq!(chat_template(dir.path(), None).expect("json").as_deref(), Some("J"));
+        assert_eq!(chat_template(dir.path(), Some(&named)).expect("config").as_deref(), Some("D"));
         std::fs::write(dir.path().join("chat_template.jinja"), "F").expect("write");
-        assert_eq!(
-            chat_template(dir.path(), Some(&named))
-                .expect("file")
-                .as_deref(),
-            Some("F")
-        );
+        assert_eq!(chat_template(dir.path(), Some(&named)).expect("file").as_deref(), Some("F"));
     }
 
     #[test]
@@ -229,25 +176,13 @@ mod tests {
             "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]}
         });
         std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).expect("write");
-        let config = object(
-            json!({"eos_token_id": 3, "bos_token_id": 7, "text_config": {"eos_token_id": [4]}}),
-        );
+        let config = object(json!({"eos_token_id": 3, "bos_token_id": 7, "text_config": {"eos_token_id": [4]}}));
         let generation = object(json!({"eos_token_id": [3, 5]}));
         let tokenizer_config = object(json!({"eos_token": {"content": "</s>"}}));
-        let special = special_tokens(
-            dir.path(),
-            &config,
-            Some(&generation),
-            Some(&tokenizer_config),
-        )
-        .expect("valid");
+        let special = special_tokens(dir.path(), &config, Some(&generation), Some(&tokenizer_config)).expect("valid");
         assert_eq!(special.eos_ids, [3, 4, 5, 9]);
         assert_eq!(special.eos_token.as_deref(), Some("</s>"));
-        assert_eq!(
-            special.bos_token.as_deref(),
-            Some("<|end|>"),
-            "resolved from bos_token_id"
-        );
+        assert_eq!(special.bos_token.as_deref(), Some("<|end|>"), "resolved from bos_token_id");
         assert_eq!(special.bos_id, Some(7));
         assert_eq!(special.add_bos, Some(true), "the post-processor adds it");
     }

@@ -55,12 +55,7 @@ fn scaled_groups(d: f32, dmin: f32, packed: &[u8; 12]) -> [(f32, f32); 8] {
 
 /// Every 32 nibble pairs hold two groups: the low nibbles one, the high nibbles the next. Bit `g` of fifth-bit byte `l`
 /// belongs to value `l` of group `g`.
-fn decode_groups(
-    groups: &[(f32, f32); 8],
-    pairs: &[u8],
-    fifth_bits: &[u8; 32],
-    values: &mut [f32; BLOCK],
-) {
+fn decode_groups(groups: &[(f32, f32); 8], pairs: &[u8], fifth_bits: &[u8; 32], values: &mut [f32; BLOCK]) {
     for (g, (group, values)) in groups.iter().zip(values.chunks_exact_mut(32)).enumerate() {
         let (scale, minimum) = *group;
         let nibble_shift = 4 * (g % 2);
@@ -73,31 +68,22 @@ fn decode_groups(
 }
 
 pub(in super::super) fn decode_q6_k(bytes: &[u8], out: &mut [f32]) {
-    for_each_block(
-        bytes,
-        out,
-        |block: &[u8; Q6_K_BYTES], values: &mut [f32; BLOCK]| {
-            let [pairs_and_scales @ .., d0, d1] = block;
-            let (pairs, rest) = pairs_and_scales.split_at(128);
-            let (upper_bits, scales) = rest.split_at(64);
-            let d = half_at([*d0, *d1]);
-            // A half block of 128 values is four rows of 32. Rows 0 and 2 are the low and high nibbles of its first 32
-            // pairs, rows 1 and 3 those of the next 32; row r has its upper two bits at bit 2r of the upper-bit bytes.
-            for (row, values) in values.chunks_exact_mut(32).enumerate() {
-                let (half, row) = (row / 4, row % 4);
-                let pairs = pairs.iter().skip(64 * half + 32 * (row % 2));
-                let upper_bits = upper_bits.iter().skip(32 * half);
-                let scales = scales
-                    .iter()
-                    .skip(8 * half + 2 * row)
-                    .flat_map(|s| [*s as i8; 16]);
-                for (((value, pair), upper), scale) in
-                    values.iter_mut().zip(pairs).zip(upper_bits).zip(scales)
-                {
-                    let q = ((pair >> (4 * (row / 2))) & 15) | ((upper >> (2 * row)) & 3) << 4;
-                    *value = d * f32::from(scale) * (f32::from(q) - 32.0);
-                }
+    for_each_block(bytes, out, |block: &[u8; Q6_K_BYTES], values: &mut [f32; BLOCK]| {
+        let [pairs_and_scales @ .., d0, d1] = block;
+        let (pairs, rest) = pairs_and_scales.split_at(128);
+        let (upper_bits, scales) = rest.split_at(64);
+        let d = half_at([*d0, *d1]);
+        // A half block of 128 values is four rows of 32. Rows 0 and 2 are the low and high nibbles of its first 32
+        // pairs, rows 1 and 3 those of the next 32; row r has its upper two bits at bit 2r of the upper-bit bytes.
+        for (row, values) in values.chunks_exact_mut(32).enumerate() {
+            let (half, row) = (row / 4, row % 4);
+            let pairs = pairs.iter().skip(64 * half + 32 * (row % 2));
+            let upper_bits = upper_bits.iter().skip(32 * half);
+            let scales = scales.iter().skip(8 * half + 2 * row).flat_map(|s| [*s as i8; 16]);
+            for (((value, pair), upper), scale) in values.iter_mut().zip(pairs).zip(upper_bits).zip(scales) {
+                let q = ((pair >> (4 * (row / 2))) & 15) | ((upper >> (2 * row)) & 3) << 4;
+                *value = d * f32::from(scale) * (f32::from(q) - 32.0);
             }
-        },
-    );
+        }
+    });
 }

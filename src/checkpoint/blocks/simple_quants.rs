@@ -55,26 +55,17 @@ pub(in super::super) fn decode_q5_1(bytes: &[u8], out: &mut [f32]) {
 }
 
 pub(in super::super) fn decode_q8_0(bytes: &[u8], out: &mut [f32]) {
-    for_each_block(
-        bytes,
-        out,
-        |block: &[u8; Q8_0_BYTES], values: &mut [f32; BLOCK]| {
-            let [d0, d1, quants @ ..] = *block;
-            let d = half_at([d0, d1]);
-            for (value, q) in values.iter_mut().zip(quants) {
-                *value = d * f32::from(q as i8);
-            }
-        },
-    );
+    for_each_block(bytes, out, |block: &[u8; Q8_0_BYTES], values: &mut [f32; BLOCK]| {
+        let [d0, d1, quants @ ..] = *block;
+        let d = half_at([d0, d1]);
+        for (value, q) in values.iter_mut().zip(quants) {
+            *value = d * f32::from(q as i8);
+        }
+    });
 }
 
 /// Joins nibbles and fifth bits to the 32 quants of a block and maps each to its value.
-fn unpack(
-    pairs: &[u8; 16],
-    fifth_bits: u32,
-    values: &mut [f32; BLOCK],
-    value: impl Fn(u32) -> f32,
-) {
+fn unpack(pairs: &[u8; 16], fifth_bits: u32, values: &mut [f32; BLOCK], value: impl Fn(u32) -> f32) {
     let (low, high) = values.split_at_mut(16);
     for (j, ((pair, low), high)) in pairs.iter().zip(low).zip(high).enumerate() {
         let pair = u32::from(*pair);
