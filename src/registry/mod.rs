@@ -1,5 +1,114 @@
 //! Model names and hyper-parameters as data.
+//!
+//! [`entries`] lists upstream's models, one file a family. What a checkpoint really is comes from its own
+//! `config.json`, whatever it is called: [`ModelSpec::from_config`].
 
+mod check;
+mod codegen;
+mod config;
+mod entry;
+mod gemma;
+mod glm;
+mod granite;
+mod llama;
+mod multimodal;
+mod phi;
+mod qwen;
+mod rope;
+mod smollm;
 mod spec;
 
+use crate::error::{Error, Result};
+
+pub use entry::{Architecture, Hyperparameters, KnownScaling, LayerPattern, OutputHead, RegistryEntry, Runnable};
 pub use spec::{Activation, DecoderSpec, LayerKind, ModelSpec, RopeScaling, RopeSpec};
+
+static ENTRIES: [RegistryEntry; 21] = [
+    llama::STORIES260K,
+    llama::STORIES110M,
+    llama::LLAMA3_2_1B,
+    llama::LLAMA3_2_3B,
+    codegen::CODEGEN2_1B,
+    gemma::GEMMA_2B,
+    gemma::GEMMA2_2B,
+    gemma::GEMMA3_1B,
+    gemma::GEMMA4_E2B,
+    glm::GLM_1_5B,
+    granite::GRANITE_3_3_2B,
+    multimodal::GRANITE_SPEECH_3_3_2B,
+    phi::PHI_4_MINI,
+    qwen::QWEN2_5_0_5B,
+    qwen::QWEN2_5_1_5B,
+    qwen::QWEN3_0_6B,
+    qwen::QWEN3_1_7B,
+    smollm::SMOLLM2_135M,
+    smollm::SMOLLM3_3B,
+    multimodal::INTERNVL3_1B,
+    multimodal::SMOLVLM_500M,
+];
+
+/// All models known by name, in upstream's order.
+pub fn entries() -> &'static [RegistryEntry] {
+    &ENTRIES
+}
+
+/// The entry called `name`, without regard to case.
+///
+/// # Errors
+/// [`Error::NotFound`] listing every name there is.
+pub fn find(name: &str) -> Result<&'static RegistryEntry> {
+    let found = entries().iter().find(|entry| entry.name.eq_ignore_ascii_case(name));
+    found.ok_or_else(|| {
+        let names = entries().iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
+        Error::NotFound(format!("there is no model called {name:?}; known models: {names}"))
+    })
+}
+
+/// The entry whose published checkpoint has the sizes of this decoder.
+pub fn recognise(family: &str, decoder: &DecoderSpec) -> Option<&'static RegistryEntry> {
+    entries().iter().find(|entry| entry.family == family && entry.decoder.matches(decoder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_unique_and_found_in_any_case() {
+        let names: HashSet<_> = entries().iter().map(|e| e.name.to_ascii_lowercase()).collect();
+        assert_eq!(names.len(), 21);
+        assert_eq!(find("SmolLM2_135M").unwrap().name, "smollm2_135m");
+        assert_eq!(find("GEMMA3-1B").unwrap().decoder.layers, 26);
+    }
+
+    #[test]
+    fn an_unknown_name_lists_all() {
+        let error = find("gpt2").unwrap_err().to_string();
+        for entry in entries() {
+            assert!(error.contains(entry.name), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_consistent() {
+        for entry in entries() {
+            let d = &entry.decoder;
+            assert!([d.dim, d.layers, d.heads, d.kv_heads, d.head_dim, d.ffn, d.vocab].iter().all(|&n| n > 0));
+            assert_eq!(d.heads % d.kv_heads, 0, "{}", entry.name);
+            assert!(!entry.prompt_format.is_empty() && entry.shards > 0, "{}", entry.name);
+        }
+    }
+
+    #[test]
+    fn the_required_families_are_runnable_and_the_rest_say_why_not() {
+        for name in ["llama3_2-1b_instruct", "smollm2_135m", "qwen2_5-0_5b", "qwen3-0_6b", "gemma3-1b"] {
+            assert_eq!(find(name).unwrap().runnable, Runnable::Yes, "{name}");
+        }
+        for entry in entries() {
+            if let Runnable::NotYet { why } = entry.runnable {
+                assert!(why.len() > 10, "{}", entry.name);
+            }
+        }
+    }
+}

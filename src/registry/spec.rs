@@ -133,6 +133,11 @@ pub enum RopeScaling {
         /// Context of the original training.
         original_context: usize,
     },
+    /// Per-frequency divisors, as GGUF files carry them (`rope_freqs.weight`).
+    FreqFactors {
+        /// One divisor a frequency.
+        factors: Vec<f64>,
+    },
     /// LongRoPE: per-frequency divisors, short ones up to `original_context`, and a factor on cos and sin.
     LongRope {
         /// Divisors for contexts up to `original_context`.
