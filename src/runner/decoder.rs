@@ -41,7 +41,7 @@ struct Step {
 pub type Progress<'a> = dyn FnMut(usize, usize) -> Flow + 'a;
 
 /// Called for each token of a prompt with its index in the prompt and its row of logits.
-pub type EachRow<'a> = dyn FnMut(usize, &[f32]) -> Result<()> + 'a;
+pub type EachRow<'a> = dyn FnMut(usize, &[f32]) -> Result<Flow> + 'a;
 
 impl Decoder {
     /// Set a decoder up. `window` is the sliding window in tokens (a token sees itself and `window - 1` before it);
@@ -116,17 +116,13 @@ impl Decoder {
         self.feed(tokens, None, progress)
     }
 
-    /// As [`prefill`](Self::prefill), with the logits of every token.
+    /// As [`prefill`](Self::prefill), with the logits of every token. [`Flow::Stop`] from `each_row` ends it; the
+    /// block the row belongs to stays committed.
     ///
     /// # Errors
     /// As [`prefill`](Self::prefill), and what `each_row` returns.
-    pub fn prefill_all_logits(
-        &mut self,
-        tokens: &[u32],
-        each_row: &mut EachRow<'_>,
-        progress: &mut Progress<'_>,
-    ) -> Result<usize> {
-        self.feed(tokens, Some(each_row), progress)
+    pub fn prefill_all_logits(&mut self, tokens: &[u32], each_row: &mut EachRow<'_>) -> Result<usize> {
+        self.feed(tokens, Some(each_row), &mut |_, _| Flow::Continue)
     }
 
     /// Process and commit one token.
@@ -181,10 +177,10 @@ impl Decoder {
                 (false, false) => 0..0,
             };
             self.run_block(step, block, wanted)?;
-            if let (Some(each_row), Some(step)) = (each_row.as_mut(), self.steps.get(step)) {
-                for row in 0..block.len() {
-                    each_row(done + row, step.logits_row(row, self.contract.vocabulary).unwrap_or_default())?;
-                }
+            if let Some(each_row) = each_row.as_mut()
+                && self.visit_rows(step, done, block.len(), each_row)? == Flow::Stop
+            {
+                return Ok(done + block.len());
             }
             done += block.len();
             if !is_last {
@@ -195,6 +191,16 @@ impl Decoder {
             }
         }
         Ok(done)
+    }
+
+    fn visit_rows(&self, step: usize, first: usize, rows: usize, each_row: &mut EachRow<'_>) -> Result<Flow> {
+        for row in 0..rows {
+            let logits = self.steps.get(step).and_then(|step| step.logits_row(row, self.contract.vocabulary));
+            if each_row(first + row, logits.unwrap_or_default())? == Flow::Stop {
+                return Ok(Flow::Stop);
+            }
+        }
+        Ok(Flow::Continue)
     }
 
     fn check_tokens(&self, tokens: &[u32]) -> Result<()> {

@@ -1,0 +1,316 @@
+//! The `Runner`: a model, a conversation, and the single steps they are made of.
+
+use super::conversation::{Conversation, common_prefix};
+use super::decoder::{Decoder, Progress};
+use super::eval::{self, EvalOptions, EvalProgress, Perplexity};
+use super::event::{CancelHandle, Flow};
+use super::options::{GenerateOptions, SamplingOptions};
+use super::sampler::Sampler;
+use super::stats::{Clock, TotalStats};
+use crate::chat::{Message, Tokenizer};
+use crate::engine::LoadedComponent;
+use crate::error::{Error, Result};
+
+/// Turns a conversation into what the model reads.
+pub trait PromptSource: Send {
+    /// The text of `messages`, ended by the opening of a reply if `open_reply`.
+    fn render(&self, messages: &[Message], open_reply: bool) -> Result<String>;
+
+    /// The tokens of that text; where `sampled` has ids they stand for the text of that message.
+    fn encode(&self, messages: &[Message], sampled: &[Option<Vec<u32>>], open_reply: bool) -> Result<Vec<u32>>;
+}
+
+/// A conversation with a model.
+///
+/// The runner keeps the messages of the history and the sampled ids of every reply. Each run renders the whole
+/// history with the new messages, compares it with what the KV cache holds, and computes only what is new, so the
+/// cache always equals what the chat template renders, token for token.
+///
+/// One thread at a time; it may move between threads. Only [`CancelHandle`] is for other threads.
+pub struct Runner {
+    pub(super) decoder: Decoder,
+    pub(super) tokenizer: Tokenizer,
+    /// `None` without a chat template: single steps and evaluation work, messages do not.
+    encoder: Option<Box<dyn PromptSource>>,
+    pub(super) eos_ids: Vec<u32>,
+    defaults: GenerateOptions,
+    pub(super) conversation: Conversation,
+    pub(super) cancel: CancelHandle,
+    pub(super) stats: TotalStats,
+    pub(super) clock: Clock,
+    /// When loading ended, by `clock`; it began at 0.
+    pub(super) loaded_ms: f64,
+    /// Sampler of the single steps; a run has its own.
+    step_sampler: Option<Sampler>,
+}
+
+/// What a runner is made of, for engines other than the built-in one.
+pub struct RunnerParts {
+    /// The loaded text decoder.
+    pub component: Box<dyn LoadedComponent>,
+    /// Its sliding window in tokens, if it takes a window mask.
+    pub sliding_window: Option<usize>,
+    /// The tokenizer; its end-of-sequence ids end replies.
+    pub tokenizer: Tokenizer,
+    /// The chat template; without one only single steps and evaluation work.
+    pub template: Option<Box<dyn PromptSource>>,
+    /// End-of-sequence ids beyond those of the tokenizer.
+    pub eos_ids: Vec<u32>,
+    /// First message of every conversation, with the role `system`.
+    pub system_prompt: Option<String>,
+}
+
+impl Runner {
+    /// Put a runner together from its parts.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::new`].
+    pub fn from_parts(parts: RunnerParts) -> Result<Self> {
+        Self::assemble(parts, Clock::new())
+    }
+
+    fn assemble(parts: RunnerParts, clock: Clock) -> Result<Self> {
+        let decoder = Decoder::new(parts.component, parts.sliding_window)?;
+        let mut eos_ids = [parts.tokenizer.eos_ids(), &parts.eos_ids].concat();
+        eos_ids.sort_unstable();
+        eos_ids.dedup();
+        let tokenizer = parts.tokenizer;
+        let encoder = parts.template;
+        let loaded_ms = clock.ms();
+        Ok(Self {
+            decoder,
+            tokenizer,
+            encoder,
+            eos_ids,
+            defaults: GenerateOptions::default(),
+            conversation: Conversation::new(parts.system_prompt),
+            cancel: CancelHandle::default(),
+            stats: TotalStats { load_ms: loaded_ms, ..Default::default() },
+            clock,
+            loaded_ms,
+            step_sampler: None,
+        })
+    }
+
+    /// Options as the checkpoint recommends them (greedy if it recommends nothing).
+    pub fn default_options(&self) -> GenerateOptions {
+        self.defaults.clone()
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Ids that end a reply: the union of all sources, ascending.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos_ids
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// The loaded text decoder, to switch its profiling.
+    pub fn component_mut(&mut self) -> &mut dyn LoadedComponent {
+        self.decoder.component_mut()
+    }
+
+    /// Most tokens of a conversation: history, prompt and reply together.
+    pub fn context_capacity(&self) -> usize {
+        self.decoder.context_capacity()
+    }
+
+    /// Number of tokens of the history, the last sampled one included.
+    pub fn position(&self) -> usize {
+        self.conversation.tokens().len()
+    }
+
+    /// Number of finished turns.
+    pub fn turn_count(&self) -> usize {
+        self.conversation.turn_count()
+    }
+
+    /// The tokens of the history: what the template renders for it, up to and including the last sampled token.
+    pub fn history_tokens(&self) -> &[u32] {
+        self.conversation.tokens()
+    }
+
+    /// Sums over all runs since the runner was opened.
+    pub fn stats(&self) -> &TotalStats {
+        &self.stats
+    }
+
+    /// A handle that cancels runs from any thread.
+    pub fn cancel_handle(&self) -> CancelHandle {
+        self.cancel.clone()
+    }
+
+    /// Start a new conversation. This is also the way out after a failed engine call.
+    pub fn reset(&mut self) {
+        self.decoder.reset();
+        self.conversation.clear();
+        self.step_sampler = None;
+    }
+
+    /// Forget all but the first `turns_to_keep` turns. What they share with a later prompt is not computed again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there are fewer turns, [`Error::Poisoned`] after a failed engine call.
+    pub fn rewind(&mut self, turns_to_keep: usize) -> Result<()> {
+        self.decoder.check_usable()?;
+        self.conversation.rewind(turns_to_keep)?;
+        self.decoder.rewind(common_prefix(self.conversation.tokens(), self.decoder.tokens()));
+        Ok(())
+    }
+
+    /// The text a run with these new messages would process: the whole history, with the opening of the next reply.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] without a chat template; what the template raises.
+    pub fn render(&self, messages: &[Message]) -> Result<String> {
+        let (messages, _) = self.conversation.script(messages);
+        self.encoder()?.render(&messages, true)
+    }
+
+    /// The tokens a run with these new messages would process, history included.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let (messages, sampled) = self.conversation.script(messages);
+        self.encoder()?.encode(&messages, &sampled, true)
+    }
+
+    fn encoder(&self) -> Result<&dyn PromptSource> {
+        let missing = || Error::InvalidState("the model has no chat template; open it with the option template".into());
+        self.encoder.as_deref().ok_or_else(missing)
+    }
+
+    /// Single step: append `tokens` to the history and process them; afterwards [`logits`](Self::logits) are those of
+    /// the last one. Tokens of single steps belong to no message: the next [`generate`](Self::generate) leaves them
+    /// out (what they share with its prompt is still reused).
+    ///
+    /// # Errors
+    /// As [`Decoder::prefill`], and [`Error::Cancelled`] between blocks; the history is unchanged.
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
+        self.step_sampler = None;
+        let outcome = self.append(tokens);
+        self.cancel.clear();
+        outcome
+    }
+
+    /// Single step: append one token and process it.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill).
+    pub fn decode(&mut self, token: u32) -> Result<()> {
+        let outcome = self.append(&[token]);
+        self.cancel.clear();
+        outcome
+    }
+
+    fn append(&mut self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::invalid("there are no tokens to process"));
+        }
+        let cancel = self.cancel.clone();
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let history = [self.conversation.tokens(), tokens].concat();
+        let fed = self.feed_to(&history, &mut |done, total| {
+            if done < total && cancel.is_cancelled() { Flow::Stop } else { Flow::Continue }
+        })?;
+        if !fed.complete {
+            return Err(Error::Cancelled);
+        }
+        self.conversation.set_tokens(history);
+        Ok(())
+    }
+
+    /// Logits `[V]` of the newest processed token; `None` before the first and after `reset` or `rewind`.
+    pub fn logits(&self) -> Option<&[f32]> {
+        self.decoder.logits()
+    }
+
+    /// Single step: choose a token from [`logits`](Self::logits). The random numbers start anew with each
+    /// [`prefill`](Self::prefill) and when the options change, so that a loop of `sample` and
+    /// [`decode`](Self::decode) gives the tokens of a run with the same options.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] if there are no logits; what [`Sampler`] returns.
+    pub fn sample(&mut self, options: &SamplingOptions) -> Result<u32> {
+        let missing = || Error::InvalidState("there are no logits to sample from: call prefill or decode first".into());
+        let logits = self.decoder.logits().ok_or_else(missing)?;
+        let reusable = self.step_sampler.take().filter(|sampler| sampler.options() == options);
+        let mut sampler = reusable.map_or_else(|| Sampler::new(options), Ok)?;
+        let token = sampler.sample(logits, self.conversation.tokens());
+        self.step_sampler = Some(sampler);
+        token
+    }
+
+    /// Perplexity of a text; see [`eval::perplexity`]. The conversation is reset.
+    ///
+    /// # Errors
+    /// As [`eval::perplexity`]; a waiting cancel gives [`Error::Cancelled`].
+    pub fn evaluate(
+        &mut self,
+        tokens: &[u32],
+        options: &EvalOptions,
+        progress: &mut dyn FnMut(&EvalProgress) -> Flow,
+    ) -> Result<Perplexity> {
+        self.reset();
+        let cancel = self.cancel.clone();
+        let outcome = eval::perplexity(&mut self.decoder, tokens, options, &mut |so_far| {
+            let flow = progress(so_far);
+            if cancel.is_cancelled() { Flow::Stop } else { flow }
+        });
+        cancel.clear();
+        // After a failed engine call the decoder stays poisoned until the caller resets.
+        if self.decoder.check_usable().is_ok() {
+            self.reset();
+        }
+        outcome
+    }
+
+    /// Whether a prompt (history included) leaves room for at least one new token.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] with both numbers.
+    pub(super) fn check_fits(&self, prompt: &[u32]) -> Result<()> {
+        let (needed, capacity) = (prompt.len() + 1, self.context_capacity());
+        if needed <= capacity {
+            return Ok(());
+        }
+        let what = "the conversation with the new prompt and one token of the reply".into();
+        Err(Error::ContextFull { what, needed, capacity })
+    }
+
+    /// Make the KV cache hold exactly `target` with the logits of its last token, keeping what it shares with it.
+    ///
+    /// # Errors
+    /// As [`Decoder::prefill`].
+    pub(super) fn feed_to(&mut self, target: &[u32], progress: &mut Progress<'_>) -> Result<Fed> {
+        self.decoder.check_usable()?;
+        self.check_fits(target)?;
+        // The last token is computed again even if the cache has it: its logits are needed.
+        let reused = common_prefix(target, self.decoder.tokens()).min(target.len().saturating_sub(1));
+        self.decoder.rewind(reused);
+        let new = target.get(reused..).unwrap_or_default();
+        let prefilled = self.decoder.prefill(new, progress)?;
+        Ok(Fed { reused, prefilled, complete: prefilled == new.len() })
+    }
+}
+
+/// What [`Runner::feed_to`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fed {
+    /// Tokens that were in the cache.
+    pub reused: usize,
+    /// Tokens that were computed.
+    pub prefilled: usize,
+    /// Whether the target was reached.
+    pub complete: bool,
+}
