@@ -1,15 +1,23 @@
 //! Typed messages, chat templates, the tokenizer and the streaming detokenizer.
 //!
-//! In reading order: [`Message`], [`Tokenizer`] with [`SpecialTokens`], [`DetokenizeStream`], [`StopMatcher`].
+//! In reading order: [`Message`], [`Tokenizer`] with [`SpecialTokens`], [`ChatTemplate`], [`PromptEncoder`] which joins
+//! the two, and for what the model answers [`DetokenizeStream`] and [`StopMatcher`].
 
+mod compat;
 mod detokenize;
+mod escape;
 mod message;
+mod prompt;
 mod special;
 mod stop;
+mod template;
+mod tojson;
 mod tokenizer;
 
 pub use detokenize::DetokenizeStream;
 pub use message::{Message, Part, Role};
+pub use prompt::{Prompt, PromptEncoder, SampledReply};
 pub use special::SpecialTokens;
 pub use stop::{StopMatcher, StopResult};
+pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::{EncodeOptions, Tokenizer};
