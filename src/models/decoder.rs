@@ -1,0 +1,282 @@
+//! The decoder: hyper-parameters to graphs.
+//!
+//! One decoder is several graphs that differ only in how many tokens they take at once (the AR length): `kv_forward`
+//! takes one, `prefill_forward` a block. Each gets the keys and values of earlier tokens as inputs and returns those
+//! of its own tokens; the caller keeps them. The masks say which columns of `[past | block]` a token may look at.
+//!
+//! ```text
+//! tokens ─ Embedding ─ (· embedding multiplier)
+//!            │
+//!            ├──── RmsNorm ─ attention ─ (RmsNorm) ─ (· residual multiplier) ──┐
+//!            + ◄───────────────────────────────────────────────────────────────┘
+//!            ├──── RmsNorm ─ feed-forward ─ (RmsNorm) ─ (· residual multiplier) ┐
+//!            + ◄────────────────────────────────────────────────────────────────┘      … a layer, L times
+//!            │
+//!          RmsNorm ─ Linear ─ (· 1/divisor) ─ (soft cap) ─ logits
+//! ```
+//!
+//! Parts in parentheses exist only in families that have them. The order of nodes is part of the contract: engines
+//! recognise attention and feed-forward blocks by it.
+
+use crate::error::{Error, Result};
+use crate::graph::{DType, Graph, GraphBuilder, Op, ValueId};
+use crate::registry::{Activation, DecoderSpec, LayerKind};
+
+/// Name of the graph that takes one token.
+pub const KV_FORWARD: &str = "kv_forward";
+/// Name of the graph that takes a block of tokens.
+pub const PREFILL_FORWARD: &str = "prefill_forward";
+
+/// The deployed graphs of a decoder: `kv_forward` (one token), then `prefill_forward` (`prefill_ar` tokens).
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a context or block of no tokens, a block that does not leave room for a past, a
+/// context beyond [`DecoderSpec::max_position`], or an invalid `spec`.
+pub fn build_decoder(spec: &DecoderSpec, max_context: usize, prefill_ar: usize) -> Result<Vec<Graph>> {
+    Ok(vec![
+        build_decoder_graph(spec, KV_FORWARD, max_context, 1)?,
+        build_decoder_graph(spec, PREFILL_FORWARD, max_context, prefill_ar)?,
+    ])
+}
+
+/// One graph of a decoder, for blocks of `ar` tokens in a context of `max_context`.
+///
+/// # Errors
+/// As [`build_decoder`].
+pub fn build_decoder_graph(spec: &DecoderSpec, name: &str, max_context: usize, ar: usize) -> Result<Graph> {
+    spec.validate()?;
+    if ar == 0 || ar >= max_context {
+        return Err(Error::invalid(format!(
+            "{name}: blocks of {ar} tokens do not fit a context of {max_context}: 1 to {} are possible",
+            max_context.saturating_sub(1)
+        )));
+    }
+    if max_context > spec.max_position {
+        let limit = spec.max_position;
+        return Err(Error::invalid(format!("a context of {max_context} is beyond the {limit} the model was made for")));
+    }
+    Decoder { b: GraphBuilder::new(name), spec, ar, context: max_context }.build()
+}
+
+/// What every layer reads beside the residual stream.
+struct Shared {
+    attention_mask: ValueId,
+    window_mask: Option<ValueId>,
+    positions: ValueId,
+    k_caches: Vec<ValueId>,
+    v_caches: Vec<ValueId>,
+}
+
+struct Decoder<'a> {
+    b: GraphBuilder,
+    spec: &'a DecoderSpec,
+    ar: usize,
+    context: usize,
+}
+
+impl Decoder<'_> {
+    fn build(mut self) -> Result<Graph> {
+        let tokens = self.b.input("tokens", DType::I32, &[1, self.ar])?;
+        let shared = self.shared_inputs()?;
+
+        let mut x = self.embed(tokens)?;
+        let (mut new_keys, mut new_values) = (Vec::new(), Vec::new());
+        for layer in 0..self.spec.layers {
+            let at = format!("layers.{layer}");
+
+            let n = self.rms_norm(&format!("{at}.attention_norm"), x, self.spec.hidden_size)?;
+            let (attended, k, v) = self.attention(&format!("{at}.attention"), layer, n, &shared)?;
+            x = self.add_branch(&at, ["post_attention_norm", "attention_residual"], x, attended)?;
+
+            let n = self.rms_norm(&format!("{at}.ffn_norm"), x, self.spec.hidden_size)?;
+            let fed = self.feed_forward(&format!("{at}.feed_forward"), n)?;
+            x = self.add_branch(&at, ["post_ffn_norm", "ffn_residual"], x, fed)?;
+
+            new_keys.push(k);
+            new_values.push(v);
+        }
+        let logits = self.head(x)?;
+
+        self.b.output(logits, "logits")?;
+        for (layer, k) in new_keys.into_iter().enumerate() {
+            self.b.output(k, &format!("k_out_{layer}"))?;
+        }
+        for (layer, v) in new_values.into_iter().enumerate() {
+            self.b.output(v, &format!("v_out_{layer}"))?;
+        }
+        self.b.finish()
+    }
+
+    fn shared_inputs(&mut self) -> Result<Shared> {
+        let &DecoderSpec { layers, kv_heads, head_dim, .. } = self.spec;
+        let past = self.context - self.ar;
+        let mask = [1, 1, self.ar, self.context];
+        let slides = self.spec.layer_kinds.contains(&LayerKind::Sliding);
+        Ok(Shared {
+            attention_mask: self.b.input("attention_mask", DType::F32, &mask)?,
+            window_mask: if slides { Some(self.b.input("window_mask", DType::F32, &mask)?) } else { None },
+            positions: self.b.input("input_pos", DType::I32, &[1, self.ar])?,
+            k_caches: self.caches("k_cache", layers, &[1, kv_heads, head_dim, past])?,
+            v_caches: self.caches("v_cache", layers, &[1, kv_heads, past, head_dim])?,
+        })
+    }
+
+    fn caches(&mut self, name: &str, layers: usize, shape: &[usize]) -> Result<Vec<ValueId>> {
+        (0..layers).map(|layer| self.b.input(&format!("{name}_{layer}"), DType::F32, shape)).collect()
+    }
+
+    /// `[1, AR] → [1, AR, E]`
+    fn embed(&mut self, tokens: ValueId) -> Result<ValueId> {
+        let table = self.embedding_table()?;
+        let x = self.b.node("tok_embeddings", Op::Embedding, &[tokens, table])?;
+        self.scale("tok_embeddings.scale", x, self.spec.embedding_multiplier)
+    }
+
+    /// `[1, AR, E] → [1, AR, E]`, and the keys `[1, Hkv, D, AR]` and values `[1, Hkv, AR, D]` of the block.
+    fn attention(
+        &mut self,
+        at: &str,
+        layer: usize,
+        x: ValueId,
+        shared: &Shared,
+    ) -> Result<(ValueId, ValueId, ValueId)> {
+        let &DecoderSpec { heads, kv_heads, head_dim, .. } = self.spec;
+        let kind = self.spec.layer_kinds[layer];
+
+        let q = self.heads(at, 'q', x, heads)?;
+        let q = self.position(at, 'q', q, kind, shared.positions)?;
+        let q = self.transpose(&format!("{at}.q_transpose"), q, [0, 2, 1, 3])?;
+
+        let k = self.heads(at, 'k', x, kv_heads)?;
+        let k = self.position(at, 'k', k, kind, shared.positions)?;
+        let k = self.transpose(&format!("{at}.k_transpose"), k, [0, 2, 3, 1])?;
+
+        let v = self.heads(at, 'v', x, kv_heads)?;
+        let v = self.transpose(&format!("{at}.v_transpose"), v, [0, 2, 1, 3])?;
+
+        let keys = self.b.node(&format!("{at}.k_concat"), Op::Concat { axis: 3 }, &[shared.k_caches[layer], k])?;
+        let values = self.b.node(&format!("{at}.v_concat"), Op::Concat { axis: 2 }, &[shared.v_caches[layer], v])?;
+
+        let mask = match (kind, shared.window_mask) {
+            (LayerKind::Sliding, Some(window_mask)) => window_mask,
+            _ => shared.attention_mask,
+        };
+        let scores = self.b.node(&format!("{at}.scores"), Op::MatMul, &[q, keys])?;
+        let factor = self.spec.attention_multiplier;
+        let scores = self.b.node(&format!("{at}.scores_scale"), Op::Scale { factor }, &[scores])?;
+        let scores = self.soft_cap(&format!("{at}.scores_softcap"), scores, self.spec.attention_softcap)?;
+        let scores = self.b.node(&format!("{at}.mask"), Op::Add, &[scores, mask])?;
+        let weights = self.b.node(&format!("{at}.softmax"), Op::Softmax, &[scores])?;
+
+        let mixed = self.b.node(&format!("{at}.mix"), Op::MatMul, &[weights, values])?;
+        let mixed = self.transpose(&format!("{at}.mix_transpose"), mixed, [0, 2, 1, 3])?;
+        let mixed = self.b.reshape(&format!("{at}.mix_reshape"), mixed, &[1, self.ar, heads * head_dim])?;
+        let out = self.linear(&format!("{at}.wo"), mixed, self.spec.hidden_size, self.spec.out_bias)?;
+        Ok((out, k, v))
+    }
+
+    /// Projection `which` of `x`, split into heads: `[1, AR, E] → [1, AR, heads, D]`.
+    fn heads(&mut self, at: &str, which: char, x: ValueId, heads: usize) -> Result<ValueId> {
+        let head_dim = self.spec.head_dim;
+        let y = self.linear(&format!("{at}.w{which}"), x, heads * head_dim, self.spec.qkv_bias)?;
+        self.b.reshape(&format!("{at}.{which}_heads"), y, &[1, self.ar, heads, head_dim])
+    }
+
+    /// The norm of each head, where the family has one, and the rotary embedding of the layer.
+    fn position(
+        &mut self,
+        at: &str,
+        which: char,
+        mut x: ValueId,
+        kind: LayerKind,
+        positions: ValueId,
+    ) -> Result<ValueId> {
+        if self.spec.qk_norm {
+            x = self.rms_norm(&format!("{at}.{which}_norm_fn"), x, self.spec.head_dim)?;
+        }
+        let (rope, table) = match (kind, &self.spec.local_rope) {
+            (LayerKind::FullNoRope, _) => return Ok(x),
+            (LayerKind::Sliding, Some(local)) => (local, "rope_local"),
+            (LayerKind::Sliding, None) | (LayerKind::Full, _) => (&self.spec.rope, "rope"),
+        };
+        let shape = [self.context, rope.rotary_dim / 2];
+        let cos = self.b.weight(&format!("{table}.cos"), &shape)?;
+        let sin = self.b.weight(&format!("{table}.sin"), &shape)?;
+        let op = Op::Rope { interleaved: rope.interleaved };
+        self.b.node(&format!("{at}.{which}_rope"), op, &[x, cos, sin, positions])
+    }
+
+    /// `w2(act(w1 x) · w3 x)`, `[1, AR, E] → [1, AR, E]`.
+    fn feed_forward(&mut self, at: &str, x: ValueId) -> Result<ValueId> {
+        let &DecoderSpec { ffn_size, hidden_size, activation, .. } = self.spec;
+        let activation = match activation {
+            Activation::Silu => Op::Silu,
+            Activation::Gelu => Op::Gelu,
+            Activation::GeluTanh => Op::GeluTanh,
+        };
+        let gate = self.linear(&format!("{at}.w1"), x, ffn_size, false)?;
+        let gate = self.b.node(&format!("{at}.activation"), activation, &[gate])?;
+        let up = self.linear(&format!("{at}.w3"), x, ffn_size, false)?;
+        let gated = self.b.node(&format!("{at}.gated"), Op::Mul, &[gate, up])?;
+        self.linear(&format!("{at}.w2"), gated, hidden_size, false)
+    }
+
+    /// Add a branch to the residual stream: normalized and scaled first, where the family does so.
+    fn add_branch(&mut self, at: &str, [norm, sum]: [&str; 2], x: ValueId, mut branch: ValueId) -> Result<ValueId> {
+        if self.spec.post_norms {
+            branch = self.rms_norm(&format!("{at}.{norm}"), branch, self.spec.hidden_size)?;
+        }
+        branch = self.scale(&format!("{at}.{sum}_scale"), branch, self.spec.residual_multiplier)?;
+        self.b.node(&format!("{at}.{sum}"), Op::Add, &[x, branch])
+    }
+
+    /// `[1, AR, E] → [1, AR, V]`
+    fn head(&mut self, x: ValueId) -> Result<ValueId> {
+        let x = self.rms_norm("norm", x, self.spec.hidden_size)?;
+        let logits = if self.spec.tied_embeddings {
+            let table = self.embedding_table()?;
+            self.b.node("output", Op::Linear, &[x, table])?
+        } else {
+            self.linear("output", x, self.spec.vocab_size, false)?
+        };
+        let logits = self.scale("output.scale", logits, 1.0 / self.spec.logits_divisor)?;
+        self.soft_cap("output.softcap", logits, self.spec.logits_softcap)
+    }
+
+    fn embedding_table(&mut self) -> Result<ValueId> {
+        self.b.weight("tok_embeddings.weight", &[self.spec.vocab_size, self.spec.hidden_size])
+    }
+
+    /// A linear layer whose weights are called after the node.
+    fn linear(&mut self, name: &str, x: ValueId, out: usize, bias: bool) -> Result<ValueId> {
+        let width = self.b.shape(x).last().copied().unwrap_or_default();
+        let mut operands = vec![x, self.b.weight(&format!("{name}.weight"), &[out, width])?];
+        if bias {
+            operands.push(self.b.weight(&format!("{name}.bias"), &[out])?);
+        }
+        self.b.node(name, Op::Linear, &operands)
+    }
+
+    /// A norm over the last axis, whose weight is called after the node.
+    fn rms_norm(&mut self, name: &str, x: ValueId, width: usize) -> Result<ValueId> {
+        let weight = self.b.weight(&format!("{name}.weight"), &[width])?;
+        self.b.node(name, Op::RmsNorm { eps: self.spec.norm_eps }, &[x, weight])
+    }
+
+    fn transpose(&mut self, name: &str, x: ValueId, perm: [usize; 4]) -> Result<ValueId> {
+        self.b.node(name, Op::Transpose { perm: perm.to_vec() }, &[x])
+    }
+
+    /// No node for a factor of one.
+    fn scale(&mut self, name: &str, x: ValueId, factor: f32) -> Result<ValueId> {
+        if factor == 1.0 { Ok(x) } else { self.b.node(name, Op::Scale { factor }, &[x]) }
+    }
+
+    /// No node without a cap.
+    fn soft_cap(&mut self, name: &str, x: ValueId, cap: Option<f32>) -> Result<ValueId> {
+        match cap {
+            Some(cap) => self.b.node(name, Op::SoftCap { cap }, &[x]),
+            None => Ok(x),
+        }
+    }
+}
