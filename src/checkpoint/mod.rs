@@ -14,6 +14,7 @@
 //! - `gguf`: the file, its metadata as `config.json`, its names, its tokenizer.
 
 mod blocks;
+mod gguf;
 mod huggingface;
 mod mapped;
 mod safetensors;
@@ -63,6 +64,8 @@ pub struct Checkpoint {
 enum TokenizerSource {
     /// A `tokenizer.json` file, which may not exist.
     File(PathBuf),
+    /// GGUF metadata.
+    Gguf(gguf::Metadata),
 }
 
 impl Checkpoint {
@@ -77,7 +80,7 @@ impl Checkpoint {
         if metadata.is_dir() {
             return huggingface::open(path);
         }
-        Err(Error::Unsupported(format!("{}: not a folder", path.display())))
+        gguf::open(path)
     }
 
     /// The folder or file it was opened from.
@@ -133,6 +136,7 @@ impl Checkpoint {
     pub fn tokenizer_json(&self) -> Result<Vec<u8>> {
         match &self.tokenizer {
             TokenizerSource::File(path) => std::fs::read(path).map_err(|e| Error::io(path, e)),
+            TokenizerSource::Gguf(metadata) => gguf::tokenizer_json(metadata),
         }
     }
 

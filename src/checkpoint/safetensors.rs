@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// One entry of the header.
 #[derive(Deserialize)]
@@ -55,7 +56,7 @@ pub(super) fn add_file(path: &Path, table: &mut TensorTable) -> Result<Vec<Strin
     let mapped = MappedFile::open(path)?;
     let file_len = mapped.bytes().len();
     let (header, data_start) = parse_header(path, mapped.bytes())?;
-    let file = table.add_file(mapped);
+    let file = table.add_file(Arc::new(mapped));
     let mut names = Vec::new();
     for (name, tensor) in header.0 {
         let entry = check_tensor(path, file, data_start, file_len, name, tensor)?;

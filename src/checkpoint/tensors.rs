@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One stored tensor, in Hugging Face terms.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,13 +80,13 @@ impl TensorEntry {
 /// All tensors of a checkpoint over its mapped files.
 #[derive(Debug, Default)]
 pub(super) struct TensorTable {
-    files: Vec<MappedFile>,
+    files: Vec<Arc<MappedFile>>,
     entries: BTreeMap<String, TensorEntry>,
 }
 
 impl TensorTable {
     /// Adds a file and gives the number entries refer to it by.
-    pub(super) fn add_file(&mut self, file: MappedFile) -> usize {
+    pub(super) fn add_file(&mut self, file: Arc<MappedFile>) -> usize {
         self.files.push(file);
         self.files.len() - 1
     }
