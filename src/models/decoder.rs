@@ -280,3 +280,117 @@ impl Decoder<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::ModelSpec;
+    use serde_json::{Value, json};
+
+    fn spec(changes: Value) -> DecoderSpec {
+        let mut config = json!({
+            "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 12, "vocab_size": 32,
+            "max_position_embeddings": 64, "tie_word_embeddings": true, "sliding_window": 4
+        });
+        if let (Value::Object(config), Value::Object(changes)) = (&mut config, changes) {
+            config.extend(changes);
+        }
+        ModelSpec::from_config(config.as_object().unwrap()).unwrap().decoder
+    }
+
+    fn signature(infos: &[crate::graph::TensorInfo]) -> Vec<String> {
+        infos.iter().map(|t| format!("{} {} {:?}", t.name, t.dtype.name(), t.shape)).collect()
+    }
+
+    #[test]
+    fn the_signature_is_the_graph_contract() {
+        let graphs = build_decoder(&spec(json!({})), 16, 5).unwrap();
+        assert_eq!((graphs[0].name.as_str(), graphs[1].name.as_str()), (KV_FORWARD, PREFILL_FORWARD));
+        let inputs = [
+            "tokens i32 [1, 5]",
+            "attention_mask f32 [1, 1, 5, 16]",
+            "input_pos i32 [1, 5]",
+            "k_cache_0 f32 [1, 2, 4, 11]",
+            "k_cache_1 f32 [1, 2, 4, 11]",
+            "v_cache_0 f32 [1, 2, 11, 4]",
+            "v_cache_1 f32 [1, 2, 11, 4]",
+        ];
+        let outputs = [
+            "logits f32 [1, 5, 32]",
+            "k_out_0 f32 [1, 2, 4, 5]",
+            "k_out_1 f32 [1, 2, 4, 5]",
+            "v_out_0 f32 [1, 2, 5, 4]",
+            "v_out_1 f32 [1, 2, 5, 4]",
+        ];
+        assert_eq!(signature(&graphs[1].input_infos()), inputs);
+        assert_eq!(signature(&graphs[1].output_infos()), outputs);
+        assert_eq!(graphs[0].input_infos()[0].shape, [1, 1]);
+    }
+
+    #[test]
+    fn sliding_models_take_a_window_mask_and_two_ropes() {
+        let graph =
+            &build_decoder(&spec(json!({"model_type": "gemma3_text", "sliding_window_pattern": 2})), 16, 5).unwrap()[1];
+        assert_eq!(signature(&graph.input_infos())[2], "window_mask f32 [1, 1, 5, 16]");
+        let weights: Vec<&str> = graph.weights().map(|w| w.name.as_str()).collect();
+        for name in
+            ["rope.cos", "rope_local.sin", "layers.0.attention.q_norm_fn.weight", "layers.1.post_ffn_norm.weight"]
+        {
+            assert!(weights.contains(&name), "{name} is missing in {weights:?}");
+        }
+        let masks = graph.nodes.iter().filter(|n| n.name.ends_with(".mask")).map(|n| graph.value(n.inputs[1]));
+        assert_eq!(masks.map(|v| v.info.name.as_str()).collect::<Vec<_>>(), ["window_mask", "attention_mask"]);
+    }
+
+    /// Engines recognise blocks by this order.
+    #[test]
+    fn nodes_come_in_the_agreed_order() {
+        let graph = &build_decoder(&spec(json!({"num_hidden_layers": 1})), 16, 5).unwrap()[0];
+        let ops: Vec<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
+        let expected = [
+            "embedding",
+            "rms_norm",
+            "linear",
+            "reshape",
+            "rope",
+            "transpose",
+            "linear",
+            "reshape",
+            "rope",
+            "transpose",
+            "linear",
+            "reshape",
+            "transpose",
+            "concat",
+            "concat",
+            "mat_mul",
+            "scale",
+            "add",
+            "softmax",
+            "mat_mul",
+            "transpose",
+            "reshape",
+            "linear",
+            "add",
+            "rms_norm",
+            "linear",
+            "silu",
+            "linear",
+            "mul",
+            "linear",
+            "add",
+            "rms_norm",
+            "linear",
+        ];
+        assert_eq!(ops, expected);
+    }
+
+    #[test]
+    fn a_context_that_cannot_be_is_refused_with_both_numbers() {
+        for (context, block, numbers) in [(16, 16, ["16", "15"]), (16, 0, ["0", "15"]), (65, 5, ["65", "64"])] {
+            let error = build_decoder(&spec(json!({})), context, block).unwrap_err().to_string();
+            assert!(numbers.iter().all(|number| error.contains(number)), "{error}");
+        }
+    }
+}

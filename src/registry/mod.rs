@@ -70,45 +70,4 @@ pub fn recognise(family: &str, decoder: &DecoderSpec) -> Option<&'static Registr
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashSet;
-
-    #[test]
-    fn names_are_unique_and_found_in_any_case() {
-        let names: HashSet<_> = entries().iter().map(|e| e.name.to_ascii_lowercase()).collect();
-        assert_eq!(names.len(), 21);
-        assert_eq!(find("SmolLM2_135M").unwrap().name, "smollm2_135m");
-        assert_eq!(find("GEMMA3-1B").unwrap().decoder.layers, 26);
-    }
-
-    #[test]
-    fn an_unknown_name_lists_all() {
-        let error = find("gpt2").unwrap_err().to_string();
-        for entry in entries() {
-            assert!(error.contains(entry.name), "{error}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_consistent() {
-        for entry in entries() {
-            let d = &entry.decoder;
-            assert!([d.dim, d.layers, d.heads, d.kv_heads, d.head_dim, d.ffn, d.vocab].iter().all(|&n| n > 0));
-            assert_eq!(d.heads % d.kv_heads, 0, "{}", entry.name);
-            assert!(!entry.prompt_format.is_empty() && entry.shards > 0, "{}", entry.name);
-        }
-    }
-
-    #[test]
-    fn the_required_families_are_runnable_and_the_rest_say_why_not() {
-        for name in ["llama3_2-1b_instruct", "smollm2_135m", "qwen2_5-0_5b", "qwen3-0_6b", "gemma3-1b"] {
-            assert_eq!(find(name).unwrap().runnable, Runnable::Yes, "{name}");
-        }
-        for entry in entries() {
-            if let Runnable::NotYet { why } = entry.runnable {
-                assert!(why.len() > 10, "{}", entry.name);
-            }
-        }
-    }
-}
+mod tests;

@@ -38,7 +38,8 @@ pub(super) fn read_rope(
     if !(fraction > 0.0 && fraction <= 1.0) {
         return Err(config.error("partial_rotary_factor", format!("{fraction} is not above 0 and at most 1")));
     }
-    let rotary_dim = (head_dim as f64 * fraction) as usize;
+    // Rounded down, but 95.99999 counts as 96: a fraction like 2/3 has no exact decimal.
+    let rotary_dim = (head_dim as f64 * fraction + 1e-4) as usize;
     Ok(RopeSpec {
         theta: either("rope_theta")?.unwrap_or(defaults.theta),
         rotary_dim,
