@@ -100,6 +100,10 @@ impl Shape {
         let hidden = keys.required_size("embedding_length")?;
         let heads = head_counts(keys.gguf, keys.architecture)?;
         let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden / heads.query);
+        if head_dim == 0 {
+            let reason = format!("{} heads do not fit into a width of {hidden}", heads.query);
+            return Err(keys.gguf.metadata.malformed(&keys.key("attention.head_count"), reason));
+        }
         Ok(Shape {
             hidden,
             layers: keys.required_size("block_count")?,
