@@ -52,6 +52,116 @@ fn smollm2_is_presented_as_the_original_model() {
     assert!(row.iter().any(|v| *v != 0.0) && row.iter().all(|v| v.abs() < 10.0));
 }
 
+/// A row as the `gguf` Python package decodes it, in Hugging Face row order: its first values and the sum of all
+/// magnitudes.
+struct ReferenceRow {
+    tensor: &'static str,
+    row: usize,
+    storage: StorageType,
+    first: [f32; 4],
+    magnitude: f64,
+}
+
+fn assert_rows(checkpoint: &Checkpoint, rows: &[ReferenceRow]) {
+    for ReferenceRow { tensor, row, storage, first, magnitude } in rows {
+        let entry = checkpoint.tensor(tensor).unwrap_or_else(|| panic!("no {tensor}"));
+        assert_eq!(entry.storage, *storage, "{tensor}");
+        let mut values = vec![0.0; entry.row_len()];
+        checkpoint.read_rows(tensor, *row..row + 1, &mut values).expect(tensor);
+        for (value, expected) in values.iter().zip(first) {
+            assert!((value - expected).abs() <= 1e-7, "{tensor}: {:?} instead of {first:?}", &values[..4]);
+        }
+        let sum: f64 = values.iter().map(|v| f64::from(v.abs())).sum();
+        assert!((sum / magnitude - 1.0).abs() < 1e-6, "{tensor}: magnitudes sum to {sum} instead of {magnitude}");
+    }
+}
+
+#[test]
+fn smollm2_rows_are_those_of_the_reference_decoder() {
+    let row = |tensor, row, storage, first, magnitude| ReferenceRow { tensor, row, storage, first, magnitude };
+    use StorageType::{Q4_1, Q8_0};
+    assert_rows(
+        &Checkpoint::open(&model(SMOLLM2)).expect("SmolLM2"),
+        &[
+            row(
+                "model.embed_tokens.weight",
+                7042,
+                Q8_0,
+                [-0.09188652, -0.053294182, 0.009188652, 0.023890495],
+                40.975382804870605,
+            ),
+            row(
+                "model.layers.5.self_attn.q_proj.weight",
+                70,
+                Q4_1,
+                [0.06555176, -0.19299316, 0.10864258, 0.06555176],
+                63.270233154296875,
+            ),
+            row(
+                "model.layers.29.self_attn.k_proj.weight",
+                150,
+                Q4_1,
+                [-0.024261475, -0.29492188, -0.14025879, 0.13040161],
+                61.6492919921875,
+            ),
+            row(
+                "model.layers.12.mlp.down_proj.weight",
+                3,
+                Q4_1,
+                [0.2003479, 0.050567627, -0.061767578, -0.061767578],
+                177.91790771484375,
+            ),
+        ],
+    );
+}
+
+#[test]
+fn gemma3_rows_are_those_of_the_reference_decoder() {
+    let row = |tensor, row, storage, first, magnitude| ReferenceRow { tensor, row, storage, first, magnitude };
+    use StorageType::{F32, Q4_K, Q5_0, Q6_K, Q8_0};
+    assert_rows(
+        &Checkpoint::open(&model(GEMMA3)).expect("Gemma 3"),
+        &[
+            row(
+                "model.layers.0.self_attn.q_proj.weight",
+                1000,
+                Q5_0,
+                [0.01638794, -0.0027313232, 0.0027313232, -0.0027313232],
+                10.447647094726562,
+            ),
+            row(
+                "model.layers.0.self_attn.o_proj.weight",
+                600,
+                Q4_K,
+                [-0.024540186, 0.03431821, -0.063779116, 0.04412794],
+                31.45733141899109,
+            ),
+            row(
+                "model.layers.0.mlp.down_proj.weight",
+                321,
+                Q6_K,
+                [-0.007955074, -0.0066292286, -0.0066292286, -0.019887686],
+                35.45618897676468,
+            ),
+            row(
+                "model.layers.0.self_attn.v_proj.weight",
+                255,
+                Q8_0,
+                [0.07305908, -0.06849289, -0.0053272247, 0.013698578],
+                18.517070770263672,
+            ),
+            // Stored with one added; the original is what the reference gives less one.
+            row(
+                "model.layers.3.post_feedforward_layernorm.weight",
+                0,
+                F32,
+                [0.3984375, 0.828125, 10.0, 2.328125],
+                7948.169494628906,
+            ),
+        ],
+    );
+}
+
 #[test]
 fn smollm2_tokenizes_like_the_original() {
     let tokenizer = tokenizer(&Checkpoint::open(&model(SMOLLM2)).expect("SmolLM2"));
