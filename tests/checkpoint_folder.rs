@@ -130,7 +130,9 @@ fn a_tensor_in_two_shards_names_both() {
     let dir = copy_of("qwen3");
     let index = dir.path().join("model.safetensors.index.json");
     let text = std::fs::read_to_string(&index).expect("read");
-    let text = text.replacen("\"weight_map\": {", "\"weight_map\": { \"model.norm.weight\": \"copy.safetensors\",", 1);
+    let listed = "\"model.norm.weight\": \"model-00002-of-00002.safetensors\"";
+    assert!(text.contains(listed));
+    let text = text.replacen(listed, "\"model.norm.weight\": \"copy.safetensors\"", 1);
     std::fs::write(&index, text).expect("write");
     std::fs::copy(dir.path().join("model-00002-of-00002.safetensors"), dir.path().join("copy.safetensors"))
         .expect("copy");

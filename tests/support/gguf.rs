@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-/// A file being put together. Counts are what was added unless a test says otherwise.
+/// A file being put together.
 #[derive(Clone, Default)]
 pub struct GgufWriter {
     values: Vec<Vec<u8>>,
     tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
-    pub version: Option<u32>,
 }
 
 pub const F32: u32 = 0;
@@ -78,7 +77,7 @@ impl GgufWriter {
 
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
-        out.extend_from_slice(&self.version.unwrap_or(3).to_le_bytes());
+        out.extend_from_slice(&3u32.to_le_bytes());
         out.extend_from_slice(&(self.tensors.len() as u64).to_le_bytes());
         out.extend_from_slice(&(self.values.len() as u64).to_le_bytes());
         self.values.iter().for_each(|value| out.extend_from_slice(value));
