@@ -1,6 +1,6 @@
 //! The history of a conversation: messages, the replies as they were sampled, and what each turn left behind.
 
-use crate::chat::{Message, Role};
+use crate::chat::{Message, Role, SampledReply};
 use crate::error::{Error, Result};
 
 /// Finished turns, oldest first.
@@ -72,25 +72,23 @@ impl Conversation {
         Ok(())
     }
 
-    /// The messages of the whole history and of `new`, and beside each the sampled ids where there are any.
-    pub fn script(&self, new: &[Message]) -> (Vec<Message>, Vec<Option<Vec<u32>>>) {
-        let (mut messages, mut sampled) = (Vec::new(), Vec::new());
+    /// The messages of the whole history and of `new`, and the replies among them with their sampled ids.
+    pub fn script(&self, new: &[Message]) -> (Vec<Message>, Vec<SampledReply>) {
+        let (mut messages, mut replies) = (Vec::new(), Vec::new());
         let first = self.turns.first().map_or(new, |turn| &turn.messages).first();
         if let Some(prompt) = &self.system_prompt
             && first.is_none_or(|message| message.role != Role::System)
         {
-            messages.push(Message::text(Role::System, prompt.clone()));
-            sampled.push(None);
+            messages.push(Message::system(prompt));
         }
         for turn in &self.turns {
             messages.extend(turn.messages.iter().cloned());
-            sampled.resize(messages.len(), None);
-            messages.push(Message::text(Role::Assistant, turn.reply.text.clone()));
-            sampled.push(turn.reply.tokens.clone());
+            let sampled = turn.reply.tokens.as_ref();
+            replies.extend(sampled.map(|ids| SampledReply { message_index: messages.len(), ids: ids.clone() }));
+            messages.push(Message::assistant(&turn.reply.text));
         }
         messages.extend(new.iter().cloned());
-        sampled.resize(messages.len(), None);
-        (messages, sampled)
+        (messages, replies)
     }
 }
 
@@ -105,7 +103,7 @@ mod tests {
 
     fn turn(question: &str, answer: &str, tokens: &[u32]) -> Turn {
         Turn {
-            messages: vec![Message::text(Role::User, question)],
+            messages: vec![Message::user(question)],
             reply: Reply { text: answer.into(), tokens: Some(vec![1, 2]) },
             tokens: tokens.to_vec(),
         }
@@ -115,16 +113,16 @@ mod tests {
     fn script_is_system_then_turns_then_new() {
         let mut conversation = Conversation::new(Some("be brief".into()));
         conversation.push(turn("q", "a", &[1, 2, 3]));
-        let (messages, sampled) = conversation.script(&[Message::text(Role::User, "next")]);
+        let (messages, replies) = conversation.script(&[Message::user("next")]);
         let roles: Vec<Role> = messages.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::User]);
-        assert_eq!(sampled, [None, None, Some(vec![1, 2]), None]);
+        assert_eq!(replies, [SampledReply { message_index: 2, ids: vec![1, 2] }]);
     }
 
     #[test]
     fn a_system_message_of_the_caller_replaces_the_option() {
         let conversation = Conversation::new(Some("be brief".into()));
-        let own = [Message::text(Role::System, "be long"), Message::text(Role::User, "q")];
+        let own = [Message::system("be long"), Message::user("q")];
         assert_eq!(conversation.script(&own).0, own);
     }
 

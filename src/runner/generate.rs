@@ -30,7 +30,7 @@ impl Runner {
     /// goes on sensibly; one that ends before its first token leaves no trace but a warm KV cache.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], [`Error::InvalidState`] (no chat template), [`Error::ContextFull`] (history, prompt
+    /// [`Error::InvalidArgument`], [`Error::ContextFull`] (history, prompt
     /// and one new token do not fit), and whatever the template raises: nothing has run, the conversation is
     /// unchanged. A failed engine call poisons the runner: only [`reset`](Self::reset) is of use then.
     pub fn generate(
@@ -58,7 +58,7 @@ impl Runner {
         if messages.is_empty() {
             return Err(Error::invalid("there are no messages to answer"));
         }
-        let mut writer = Writer::new(&self.tokenizer, options)?;
+        let mut writer = Writer::new(self.tokenizer(), options)?;
         let mut tokens = self.encode(messages)?;
         self.check_fits(&tokens)?;
         writer.stats.prompt_tokens = tokens.len();
@@ -157,7 +157,7 @@ impl Runner {
             tokens.truncate(prompt_length);
             match &reply.tokens {
                 Some(kept) => tokens.extend_from_slice(kept),
-                None => tokens.extend(self.tokenizer.encode(&reply.text, EncodeOptions::default())?),
+                None => tokens.extend(self.tokenizer().encode(&reply.text, EncodeOptions::default())?),
             }
         }
         self.conversation.push(Turn { messages: messages.to_vec(), reply, tokens });

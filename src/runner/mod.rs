@@ -25,5 +25,5 @@ pub use kv_store::KvStore;
 pub use mask::AttentionMask;
 pub use options::{GenerateOptions, RunnerOptions, SamplingOptions};
 pub use sampler::Sampler;
-pub use session::{PromptSource, Runner, RunnerParts};
+pub use session::{Runner, RunnerParts};
 pub use stats::{Moments, TotalStats, TurnStats};

@@ -108,9 +108,11 @@ impl GenerateOptions {
 pub struct RunnerOptions {
     /// Threads of the CPU engine, at least 1; `None`: one a physical core.
     pub threads: Option<usize>,
-    /// `upstream:<name>` takes one of the built-in compatibility templates instead of the artefact's own;
+    /// Chat template instead of the artefact's own: `upstream:<name>` is one of the built-in compatibility templates,
     /// anything else is Jinja source.
     pub template: Option<String>,
+    /// Further variables for the template, e.g. `enable_thinking` or `date_string`.
+    pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// First message of every conversation of this runner, with the role `system`.
     pub system_prompt: Option<String>,
 }

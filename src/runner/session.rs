@@ -7,18 +7,9 @@ use super::event::{CancelHandle, Flow};
 use super::options::{GenerateOptions, SamplingOptions};
 use super::sampler::Sampler;
 use super::stats::{Clock, TotalStats};
-use crate::chat::{Message, Tokenizer};
+use crate::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, Tokenizer};
 use crate::engine::LoadedComponent;
 use crate::error::{Error, Result};
-
-/// Turns a conversation into what the model reads.
-pub trait PromptSource: Send {
-    /// The text of `messages`, ended by the opening of a reply if `open_reply`.
-    fn render(&self, messages: &[Message], open_reply: bool) -> Result<String>;
-
-    /// The tokens of that text; where `sampled` has ids they stand for the text of that message.
-    fn encode(&self, messages: &[Message], sampled: &[Option<Vec<u32>>], open_reply: bool) -> Result<Vec<u32>>;
-}
 
 /// A conversation with a model.
 ///
@@ -29,9 +20,8 @@ pub trait PromptSource: Send {
 /// One thread at a time; it may move between threads. Only [`CancelHandle`] is for other threads.
 pub struct Runner {
     pub(super) decoder: Decoder,
-    pub(super) tokenizer: Tokenizer,
-    /// `None` without a chat template: single steps and evaluation work, messages do not.
-    encoder: Option<Box<dyn PromptSource>>,
+    encoder: PromptEncoder,
+    render_options: RenderOptions,
     pub(super) eos_ids: Vec<u32>,
     defaults: GenerateOptions,
     pub(super) conversation: Conversation,
@@ -52,8 +42,10 @@ pub struct RunnerParts {
     pub sliding_window: Option<usize>,
     /// The tokenizer; its end-of-sequence ids end replies.
     pub tokenizer: Tokenizer,
-    /// The chat template; without one only single steps and evaluation work.
-    pub template: Option<Box<dyn PromptSource>>,
+    /// The chat template; without one a prompt is the plain text of the messages.
+    pub template: Option<ChatTemplate>,
+    /// Further variables for the template.
+    pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// End-of-sequence ids beyond those of the tokenizer.
     pub eos_ids: Vec<u32>,
     /// First message of every conversation, with the role `system`.
@@ -64,7 +56,7 @@ impl Runner {
     /// Put a runner together from its parts.
     ///
     /// # Errors
-    /// Those of [`Decoder::new`].
+    /// Those of [`Decoder::new`] and [`PromptEncoder::new`].
     pub fn from_parts(parts: RunnerParts) -> Result<Self> {
         Self::assemble(parts, Clock::new())
     }
@@ -74,13 +66,12 @@ impl Runner {
         let mut eos_ids = [parts.tokenizer.eos_ids(), &parts.eos_ids].concat();
         eos_ids.sort_unstable();
         eos_ids.dedup();
-        let tokenizer = parts.tokenizer;
-        let encoder = parts.template;
+        let encoder = PromptEncoder::new(parts.tokenizer, parts.template)?;
         let loaded_ms = clock.ms();
         Ok(Self {
             decoder,
-            tokenizer,
             encoder,
+            render_options: RenderOptions { extra: parts.template_variables, now: Some(now()), ..Default::default() },
             eos_ids,
             defaults: GenerateOptions::default(),
             conversation: Conversation::new(parts.system_prompt),
@@ -99,7 +90,7 @@ impl Runner {
 
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+        self.encoder.tokenizer()
     }
 
     /// Ids that end a reply: the union of all sources, ascending.
@@ -151,6 +142,7 @@ impl Runner {
     pub fn reset(&mut self) {
         self.decoder.reset();
         self.conversation.clear();
+        self.render_options.now = Some(now());
         self.step_sampler = None;
     }
 
@@ -168,10 +160,10 @@ impl Runner {
     /// The text a run with these new messages would process: the whole history, with the opening of the next reply.
     ///
     /// # Errors
-    /// [`Error::InvalidState`] without a chat template; what the template raises.
+    /// What the template raises.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        let (messages, _) = self.conversation.script(messages);
-        self.encoder()?.render(&messages, true)
+        let (messages, replies) = self.conversation.script(messages);
+        Ok(self.encoder.encode(&messages, &replies, &self.render_options)?.text)
     }
 
     /// The tokens a run with these new messages would process, history included.
@@ -179,13 +171,8 @@ impl Runner {
     /// # Errors
     /// As [`render`](Self::render).
     pub fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let (messages, sampled) = self.conversation.script(messages);
-        self.encoder()?.encode(&messages, &sampled, true)
-    }
-
-    fn encoder(&self) -> Result<&dyn PromptSource> {
-        let missing = || Error::InvalidState("the model has no chat template; open it with the option template".into());
-        self.encoder.as_deref().ok_or_else(missing)
+        let (messages, replies) = self.conversation.script(messages);
+        Ok(self.encoder.encode(&messages, &replies, &self.render_options)?.ids)
     }
 
     /// Single step: append `tokens` to the history and process them; afterwards [`logits`](Self::logits) are those of
@@ -313,4 +300,10 @@ pub(super) struct Fed {
     pub prefilled: usize,
     /// Whether the target was reached.
     pub complete: bool,
+}
+
+/// The time templates see. It is fixed for a conversation: a clock that moves on would change the beginning of the
+/// prompt, and with it everything in the cache.
+fn now() -> chrono::NaiveDateTime {
+    chrono::Local::now().naive_local()
 }
