@@ -3,10 +3,10 @@
 
 mod fake_decoder;
 
-use etgenai::chat::{Message, RenderOptions, SampledReply};
+use etgenai::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, SampledReply, SpecialTokens};
 use etgenai::runner::{Event, Flow, GenerateOptions, Runner, StopReason, TurnResult};
 use etgenai::{Error, Result};
-use fake_decoder::{IM_END, IM_START, Shape, Shared, encoder, ignore, overhead, runner};
+use fake_decoder::{ignore, runner, tokenizer, Shape, Shared, CHATML, IM_END, IM_START};
 use std::sync::mpsc;
 
 fn limited(max_new_tokens: usize) -> GenerateOptions {
@@ -26,6 +26,12 @@ fn script(control: &Shared, text: &str, end: bool) {
 /// The fake tokenizer numbers bytes by themselves.
 fn byte_id(byte: u8) -> u32 {
     byte.into()
+}
+
+/// Tokenizer and template for expectations.
+fn encoder() -> PromptEncoder {
+    let template = ChatTemplate::from_source(CHATML, &SpecialTokens::default()).expect("a template");
+    PromptEncoder::new(tokenizer(), Some(template)).expect("an encoder")
 }
 
 /// What the template renders for the whole history.
@@ -186,7 +192,7 @@ fn a_stop_string_can_be_the_first_text() {
 #[test]
 fn context_capacity_is_checked_before_anything_runs() {
     let (mut runner, control) = runner(&Shape { context: 64, ..Shape::default() });
-    let room = 64 - overhead() - 1;
+    let room = 64 - one_shot(&[], Some("")).len() - 1;
     let error = runner.generate(&[Message::user("x".repeat(room + 1))], &limited(1), &mut ignore);
     assert!(matches!(error, Err(Error::ContextFull { needed: 65, capacity: 64, .. })), "{error:?}");
     assert_eq!((control.lock().expect("control").calls.len(), runner.position(), runner.turn_count()), (0, 0, 0));
@@ -277,7 +283,8 @@ fn a_cancel_from_another_thread_during_prefill_leaves_no_trace() {
     let first = ask(&mut runner, "one", &limited(5));
     let history = runner.history_tokens().to_vec();
     let question = "a question of several blocks ".repeat(4);
-    let result = cancel_when(&mut runner, &question, |event| matches!(event, Event::Prefill { done, .. } if *done >= 16));
+    let result =
+        cancel_when(&mut runner, &question, |event| matches!(event, Event::Prefill { done, .. } if *done >= 16));
     assert_eq!((result.stop_reason, result.tokens.len()), (StopReason::Cancelled, 0));
     assert_eq!((runner.turn_count(), runner.history_tokens()), (1, &history[..]));
     let retried = ask(&mut runner, &question, &limited(5));
@@ -313,7 +320,8 @@ fn cancel_when(runner: &mut Runner, question: &str, matches: impl Fn(&Event<'_>)
         }
         Flow::Continue
     });
-    canceller.join().expect("the canceller ends");
+    drop(reached);
+    canceller.join().expect("the run reached the event");
     result.expect("a cancelled run is no failure")
 }
 

@@ -3,12 +3,12 @@
 
 mod fake_decoder;
 
-use etgenai::Error;
 use etgenai::chat::Message;
 use etgenai::engine::LoadedComponent;
 use etgenai::graph::DType;
 use etgenai::runner::{Decoder, DecoderContract, EvalOptions, Flow, GenerateOptions, StopReason};
-use fake_decoder::{FakeDecoder, Shape, VOCABULARY, ignore, runner};
+use etgenai::Error;
+use fake_decoder::{ignore, runner, FakeDecoder, Shape, VOCABULARY};
 
 /// Block sizes: kv only, hybrid with small, odd and large blocks, three graphs, and no AR-1 graph at all.
 const BLOCKS: [&[usize]; 7] = [&[1], &[1, 7], &[1, 32], &[1, 2], &[1, 5, 32], &[7], &[3, 8]];
@@ -175,9 +175,8 @@ fn conversations_long_short_long_are_the_same_in_every_mode() {
         let (mut runner, _) = runner(&Shape { context: 512, ..Shape::blocks(blocks) });
         let questions = ["a long question ".repeat(8), "short".into(), "another long question ".repeat(6), "?".into()];
         let options = GenerateOptions { max_new_tokens: Some(20), ..Default::default() };
-        let replies = questions.map(|question| {
-            runner.generate(&[Message::user(question)], &options, &mut ignore).expect("a reply").text
-        });
+        let replies = questions
+            .map(|question| runner.generate(&[Message::user(question)], &options, &mut ignore).expect("a reply").text);
         (replies, runner.history_tokens().to_vec())
     };
     let expected = play(&[1]);

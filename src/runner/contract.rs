@@ -258,3 +258,89 @@ impl<'a> Reader<'a> {
         Error::invalid(format!("graph {} of the text decoder: {reason}", self.signature.name))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(name: &str, dtype: DType, shape: &[usize]) -> TensorInfo {
+        TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }
+    }
+
+    /// One layer, two heads of three, vocabulary 10, context 16.
+    fn graph(name: &str, ar: usize) -> GraphSignature {
+        let slots = 16 - ar;
+        GraphSignature {
+            name: name.into(),
+            inputs: vec![
+                info("tokens", DType::I32, &[1, ar]),
+                info("attention_mask", DType::F32, &[1, 1, ar, 16]),
+                info("input_pos", DType::I32, &[1, ar]),
+                info("k_cache_0", DType::F32, &[1, 2, 3, slots]),
+                info("v_cache_0", DType::F32, &[1, 2, slots, 3]),
+            ],
+            outputs: vec![
+                info("logits", DType::F32, &[1, ar, 10]),
+                info("k_out_0", DType::F32, &[1, 2, 3, ar]),
+                info("v_out_0", DType::F32, &[1, 2, ar, 3]),
+            ],
+        }
+    }
+
+    /// The error a change to the prefill graph gives.
+    fn refusal(change: impl FnOnce(&mut GraphSignature)) -> String {
+        let mut prefill = graph("prefill_forward", 4);
+        change(&mut prefill);
+        let graphs = [graph("kv_forward", 1), prefill];
+        DecoderContract::from_graphs(&graphs).expect_err("a broken contract").to_string()
+    }
+
+    #[test]
+    fn graphs_are_sorted_by_block_size_and_keep_their_index() {
+        let graphs = [graph("prefill_forward", 4), graph("kv_forward", 1)];
+        let contract = DecoderContract::from_graphs(&graphs).expect("valid");
+        let order: Vec<_> = contract.graphs.iter().map(|g| (g.index, g.ar, g.cache_slots)).collect();
+        assert_eq!(order, [(1, 1, 15), (0, 4, 12)]);
+        assert_eq!(contract.layers, [LayerShape { heads: 2, head_dim: 3 }]);
+    }
+
+    #[test]
+    fn gemma4_layers_may_differ_in_width() {
+        let mut wide = graph("kv_forward", 1);
+        wide.inputs.insert(4, info("k_cache_1", DType::F32, &[1, 1, 8, 15]));
+        wide.inputs.push(info("v_cache_1", DType::F32, &[1, 1, 15, 8]));
+        wide.outputs.insert(2, info("k_out_1", DType::F32, &[1, 1, 8, 1]));
+        wide.outputs.push(info("v_out_1", DType::F32, &[1, 1, 1, 8]));
+        let contract = DecoderContract::from_graphs(&[wide]).expect("valid");
+        assert_eq!(contract.layers[1], LayerShape { heads: 1, head_dim: 8 });
+    }
+
+    #[test]
+    fn disagreeing_graphs_are_named_with_both_values() {
+        let vocabulary = refusal(|g| g.outputs[0].shape[2] = 11);
+        assert_eq!(
+            vocabulary,
+            "graphs kv_forward and prefill_forward of the text decoder disagree on the vocabulary: 10 and 11"
+        );
+        let window = refusal(|g| g.inputs.insert(2, g.inputs[1].clone()));
+        assert!(window.contains("disagree on the window mask: false and true"), "{window}");
+    }
+
+    #[test]
+    fn broken_graphs_are_refused_by_tensor() {
+        let has = |text: String, words: &[&str]| assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        has(refusal(|g| g.inputs.truncate(1)), &["prefill_forward", "input 1 (attention mask) is missing"]);
+        has(refusal(|g| g.inputs[1].shape = vec![1, 1, 17, 16]), &["attention_mask has shape"]);
+        has(refusal(|g| g.inputs[1].dtype = DType::F16), &["attention_mask is f16"]);
+        has(refusal(|g| g.inputs[2].dtype = DType::F32), &["input_pos is f32 [1, 4]", "i32 [1, 4]"]);
+        has(refusal(|g| g.inputs[3].shape[3] = 13), &["k_cache_0", "[1, 2, 3, 12]"]);
+        has(refusal(|g| g.inputs[3].shape = vec![1, 0, 3, 12]), &["k_cache_0", "without elements"]);
+        has(refusal(|g| g.inputs[4].dtype = DType::U8), &["v_cache_0 is u8"]);
+        has(refusal(|g| g.outputs[2].shape[2] = 5), &["v_out_0"]);
+        has(refusal(|g| g.outputs[0].dtype = DType::U16), &["logits logits are u16"]);
+        has(refusal(|g| drop(g.inputs.pop())), &["1 KV caches in"]);
+        has(refusal(|g| g.inputs[0] = info("hidden", DType::F32, &[1, 4, 8])), &["takes embeddings"]);
+        has(refusal(|g| g.inputs[1].shape = vec![1, 1, 16, 16]), &["no KV cache"]);
+        assert!(DecoderContract::from_graphs(&[]).is_err());
+    }
+}

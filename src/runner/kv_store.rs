@@ -172,3 +172,136 @@ impl SlotRows {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::contract::LayerShape;
+    use super::*;
+    use crate::graph::DType;
+    use proptest::prelude::*;
+
+    const LAYERS: [LayerShape; 2] = [LayerShape { heads: 2, head_dim: 3 }, LayerShape { heads: 1, head_dim: 5 }];
+
+    fn store(dtype: DType, slots: usize) -> KvStore {
+        let contract = DecoderContract {
+            context_length: slots + 1,
+            vocabulary: 1,
+            kv_dtype: dtype,
+            layers: LAYERS.to_vec(),
+            has_window_mask: false,
+            graphs: vec![super::super::contract::StepGraph {
+                index: 0,
+                name: "kv_forward".into(),
+                ar: 1,
+                cache_slots: slots,
+                tokens: info("tokens", DType::I32, &[1, 1]),
+                mask: info("mask", DType::F32, &[1, 1, 1, slots + 1]),
+                window_mask: None,
+                positions: info("input_pos", DType::I32, &[1, 1]),
+                caches: Vec::new(),
+                outputs: Vec::new(),
+            }],
+        };
+        KvStore::new(&contract).expect("a small store")
+    }
+
+    fn info(name: &str, dtype: DType, shape: &[usize]) -> TensorInfo {
+        TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }
+    }
+
+    /// A byte that tells layer, K or V, row of the tensor and slot apart well enough.
+    fn byte(layer: usize, kind: usize, row: usize, slot: usize) -> u8 {
+        (1 + layer * 101 + kind * 53 + row * 17 + slot * 7) as u8
+    }
+
+    /// A block's outputs: `ar` slots, the first `count` of them those from `first` on, the rest garbage.
+    fn outputs(dtype: DType, ar: usize, first: usize, count: usize) -> Vec<Tensor> {
+        let width = dtype.size_bytes();
+        let build = |layer: usize, kind: usize| {
+            let (heads, dim) = (LAYERS[layer].heads, LAYERS[layer].head_dim);
+            let shape = if kind == 0 { [1, heads, dim, ar] } else { [1, heads, ar, dim] };
+            let mut tensor = Tensor::zeros(info("out", dtype, &shape)).expect("small");
+            for (index, element) in tensor.bytes_mut().chunks_mut(width).enumerate() {
+                let (row, slot) = row_and_slot(index, kind, dim, ar);
+                element.fill(if slot < count { byte(layer, kind, row, first + slot) } else { 0xee });
+            }
+            tensor
+        };
+        [0, 1].into_iter().flat_map(|kind| [build(0, kind), build(1, kind)]).collect()
+    }
+
+    /// K element `index` is row `h·D + d`, slot innermost; V the same row with the slot in the middle.
+    fn row_and_slot(index: usize, kind: usize, dim: usize, slots: usize) -> (usize, usize) {
+        match kind {
+            0 => (index / slots, index % slots),
+            _ => (index / (slots * dim) * dim + index % dim, index / dim % slots),
+        }
+    }
+
+    /// Every filled slot of every tensor, seen through views at the present stride, is what was committed there.
+    fn check(store: &KvStore, dtype: DType) {
+        let stride = store.stride;
+        let infos: Vec<TensorInfo> = [0, 1]
+            .into_iter()
+            .flat_map(|kind| LAYERS.map(|l| if kind == 0 { [1, l.heads, l.head_dim, stride] } else { [1, l.heads, stride, l.head_dim] }))
+            .map(|shape| info("cache", dtype, &shape))
+            .collect();
+        let mut views = Vec::new();
+        store.views(&infos, &mut views).expect("views fit");
+        for (number, view) in views.iter().enumerate() {
+            let (kind, layer) = (number / LAYERS.len(), number % LAYERS.len());
+            for (index, element) in view.bytes.chunks(dtype.size_bytes()).enumerate() {
+                let (row, slot) = row_and_slot(index, kind, LAYERS[layer].head_dim, stride);
+                if slot < store.len() {
+                    assert!(element.iter().all(|&b| b == byte(layer, kind, row, slot)), "{number} {row} {slot}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn commits_past_the_stride_are_refused_unchanged() {
+        let mut store = store(DType::F32, 8);
+        store.set_stride(4).expect("stride");
+        store.commit(&outputs(DType::F32, 3, 0, 3), 3, 3).expect("fits");
+        assert!(store.commit(&outputs(DType::F32, 3, 3, 2), 3, 2).is_err());
+        assert!(store.commit(&outputs(DType::F32, 3, 3, 2)[1..], 3, 1).is_err(), "a tensor is missing");
+        assert!(store.commit(&outputs(DType::F32, 3, 3, 2), 3, 4).is_err(), "more than the block");
+        assert_eq!(store.len(), 3);
+        assert!(store.set_stride(2).is_err(), "narrower than what is filled");
+        assert!(store.set_stride(9).is_err(), "wider than the buffer");
+        check(&store, DType::F32);
+    }
+
+    #[test]
+    fn clear_leaves_zeros() {
+        let mut store = store(DType::U16, 4);
+        store.commit(&outputs(DType::U16, 2, 0, 2), 2, 2).expect("fits");
+        store.clear();
+        assert!(store.is_empty());
+        assert!(store.layers.iter().all(|l| l.keys.bytes.bytes().iter().chain(l.values.bytes.bytes()).all(|&b| b == 0)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_sequence_of_strides_commits_and_rewinds_keeps_every_slot(
+            slots in 4usize..20, width in 0usize..3,
+            steps in prop::collection::vec((0usize..3, 0usize..100, 1usize..6), 1..20),
+        ) {
+            let dtype = [DType::U8, DType::U16, DType::F32][width];
+            let mut store = store(dtype, slots);
+            for (action, number, ar) in steps {
+                match action {
+                    0 => store.set_stride(store.len() + number % (slots - store.len() + 1)).expect("in range"),
+                    1 => store.truncate(number % (slots + 1)),
+                    _ => {
+                        let count = (number % ar + 1).min(store.stride - store.len());
+                        let outputs = outputs(dtype, ar, store.len(), count);
+                        store.commit(&outputs, ar, count).expect("fits");
+                    }
+                }
+                check(&store, dtype);
+            }
+        }
+    }
+}

@@ -5,8 +5,8 @@
 //! without a gap up to the row's own, and hashes the tokens. A bug in masks, strides, commits or rewinds is therefore
 //! an engine error or another text, never luck.
 
-use etgenai::chat::{ChatTemplate, PromptEncoder, RenderOptions, SpecialTokens, Tokenizer};
-use etgenai::engine::{ExecuteOptions, GraphSignature, LoadedComponent, check_call};
+use etgenai::chat::{ChatTemplate, SpecialTokens, Tokenizer};
+use etgenai::engine::{check_call, ExecuteOptions, GraphSignature, LoadedComponent};
 use etgenai::graph::{DType, TensorInfo, TensorView, TensorViewMut};
 use etgenai::runner::{Event, Flow, Runner, RunnerParts};
 use etgenai::{Error, Result};
@@ -37,14 +37,7 @@ pub struct Shape {
 
 impl Default for Shape {
     fn default() -> Self {
-        Self {
-            blocks: vec![1, 32],
-            context: 256,
-            window: None,
-            kv: DType::F32,
-            mask: DType::F32,
-            tokens: DType::I32,
-        }
+        Self { blocks: vec![1, 32], context: 256, window: None, kv: DType::F32, mask: DType::F32, tokens: DType::I32 }
     }
 }
 
@@ -138,7 +131,11 @@ fn attends(mask: &TensorView<'_>, index: usize) -> Result<bool> {
         DType::U16 => (mask.as_slice::<u16>()?[index] == 65535, mask.as_slice::<u16>()?[index] == 0),
         _ => (mask.bytes[index] == 255, mask.bytes[index] == 0),
     };
-    if attend == masked { Err(broken(format!("illegal mask level at {index}"))) } else { Ok(attend) }
+    if attend == masked {
+        Err(broken(format!("illegal mask level at {index}")))
+    } else {
+        Ok(attend)
+    }
 }
 
 fn broken(reason: String) -> Error {
@@ -306,22 +303,14 @@ pub fn tokenizer() -> Tokenizer {
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
                   "vocab": vocabulary, "merges": []},
     });
-    let special = SpecialTokens {
-        eos_token: Some("<|im_end|>".into()),
-        eos_ids: vec![IM_END],
-        ..Default::default()
-    };
+    let special = SpecialTokens { eos_token: Some("<|im_end|>".into()), eos_ids: vec![IM_END], ..Default::default() };
     Tokenizer::from_bytes(json.to_string().as_bytes(), &special).unwrap()
 }
 
-const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n\
+/// The template of the fake runners.
+pub const CHATML: &str =
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n\
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
-/// Tokenizer and template for expectations.
-pub fn encoder() -> PromptEncoder {
-    let template = ChatTemplate::from_source(CHATML, &SpecialTokens::default()).unwrap();
-    PromptEncoder::new(tokenizer(), Some(template)).unwrap()
-}
 
 /// A runner over a fake, with the ChatML template.
 pub fn runner(shape: &Shape) -> (Runner, Shared) {
@@ -341,10 +330,4 @@ pub fn runner(shape: &Shape) -> (Runner, Shared) {
 /// A callback that never stops anything.
 pub fn ignore(_: Event<'_>) -> Flow {
     Flow::Continue
-}
-
-/// The length of what the template writes around one user message, the opening of the reply included.
-pub fn overhead() -> usize {
-    let message = [etgenai::chat::Message::user("")];
-    encoder().encode(&message, &[], &RenderOptions::default()).unwrap().ids.len()
 }
