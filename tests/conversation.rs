@@ -6,7 +6,7 @@ mod fake_decoder;
 use etgenai::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, SampledReply, SpecialTokens};
 use etgenai::runner::{Event, Flow, GenerateOptions, Runner, StopReason, TurnResult};
 use etgenai::{Error, Result};
-use fake_decoder::{ignore, runner, tokenizer, Shape, Shared, CHATML, IM_END, IM_START};
+use fake_decoder::{CHATML, IM_END, IM_START, Shape, Shared, ignore, runner, tokenizer};
 use std::sync::mpsc;
 
 fn limited(max_new_tokens: usize) -> GenerateOptions {
@@ -358,6 +358,46 @@ fn a_failed_engine_call_poisons_until_reset() {
     runner.reset();
     let (mut fresh, _) = fake_decoder::runner(&Shape { context: 512, ..Shape::default() });
     assert_eq!(ask(&mut runner, "one", &limited(9)).tokens, ask(&mut fresh, "one", &limited(9)).tokens);
+}
+
+#[test]
+fn turns_of_single_steps_can_be_committed() {
+    let (mut steps, _) = runner(&Shape { context: 512, ..Shape::default() });
+    let (mut whole, _) = runner(&Shape { context: 512, ..Shape::blocks(&[1, 7]) });
+    for question in ["one", "two", "three"] {
+        let expected = ask(&mut whole, question, &limited(8));
+        let messages = [Message::user(question)];
+        let prompt = steps.encode(&messages).expect("prompt");
+        let shared = steps.position();
+        assert_eq!(prompt[..shared], *steps.history_tokens(), "nothing has to be computed twice");
+        steps.prefill_prompt(&prompt).expect("prefill");
+        let mut reply = Vec::new();
+        while reply.len() < 8 {
+            let token = steps.sample(&Default::default()).expect("sample");
+            reply.push(token);
+            steps.decode(token).expect("decode");
+        }
+        steps.commit_turn(&messages, &reply).expect("commit");
+        assert_eq!((reply, steps.history_tokens()), (expected.tokens, whole.history_tokens()));
+    }
+    assert_eq!(steps.turn_count(), 3);
+    assert!(steps.commit_turn(&[], &[1]).is_err() && steps.commit_turn(&[Message::user("q")], &[9999]).is_err());
+    assert_eq!(steps.turn_count(), 3);
+    steps.prefill(&[1, 2, 3]).expect("raw tokens");
+    let (a, b) = (ask(&mut steps, "four", &limited(8)), ask(&mut whole, "four", &limited(8)));
+    assert_eq!(a.tokens, b.tokens, "raw tokens that were not committed are left out");
+}
+
+#[test]
+fn a_processed_end_of_sequence_token_stays_in_the_history() {
+    let (mut steps, control) = runner(&Shape::default());
+    let messages = [Message::user("q")];
+    steps.prefill_prompt(&steps.encode(&messages).expect("prompt")).expect("prefill");
+    script(&control, "a", true);
+    steps.decode(byte_id(b'a')).expect("decode");
+    steps.decode(IM_END).expect("decode");
+    steps.commit_turn(&messages, &[byte_id(b'a')]).expect("commit");
+    assert_eq!(steps.history_tokens().last(), Some(&IM_END));
 }
 
 #[test]

@@ -3,12 +3,12 @@
 
 mod fake_decoder;
 
+use etgenai::Error;
 use etgenai::chat::Message;
 use etgenai::engine::LoadedComponent;
 use etgenai::graph::DType;
 use etgenai::runner::{Decoder, DecoderContract, EvalOptions, Flow, GenerateOptions, StopReason};
-use etgenai::Error;
-use fake_decoder::{ignore, runner, FakeDecoder, Shape, VOCABULARY};
+use fake_decoder::{FakeDecoder, Shape, VOCABULARY, ignore, runner};
 
 /// Block sizes: kv only, hybrid with small, odd and large blocks, three graphs, and no AR-1 graph at all.
 const BLOCKS: [&[usize]; 7] = [&[1], &[1, 7], &[1, 32], &[1, 2], &[1, 5, 32], &[7], &[3, 8]];

@@ -207,16 +207,27 @@ impl Decoder {
         if tokens.is_empty() {
             return Err(Error::invalid("there are no tokens to process"));
         }
-        let vocabulary = self.contract.vocabulary;
-        if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocabulary) {
-            return Err(Error::invalid(format!("token id {id} is outside the decoder's vocabulary of {vocabulary}")));
-        }
+        self.check_ids(tokens)?;
         // One more than is fed, so that the token sampled next belongs to the same conversation.
         let (needed, capacity) = (self.committed.len() + tokens.len() + 1, self.context_capacity());
         if needed > capacity {
             return Err(Error::ContextFull { what: "the conversation".into(), needed, capacity });
         }
         Ok(())
+    }
+
+    /// Whether every id is one the decoder knows.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the id and the size of the vocabulary.
+    pub(super) fn check_ids(&self, tokens: &[u32]) -> Result<()> {
+        let vocabulary = self.contract.vocabulary;
+        match tokens.iter().find(|&&id| id as usize >= vocabulary) {
+            None => Ok(()),
+            Some(id) => {
+                Err(Error::invalid(format!("token id {id} is outside the decoder's vocabulary of {vocabulary}")))
+            }
+        }
     }
 
     /// The graph for the next block: the smallest block that takes all the `remaining` tokens, or else the largest,

@@ -243,7 +243,11 @@ mod tests {
         let stride = store.stride;
         let infos: Vec<TensorInfo> = [0, 1]
             .into_iter()
-            .flat_map(|kind| LAYERS.map(|l| if kind == 0 { [1, l.heads, l.head_dim, stride] } else { [1, l.heads, stride, l.head_dim] }))
+            .flat_map(|kind| {
+                LAYERS.map(
+                    |l| if kind == 0 { [1, l.heads, l.head_dim, stride] } else { [1, l.heads, stride, l.head_dim] },
+                )
+            })
             .map(|shape| info("cache", dtype, &shape))
             .collect();
         let mut views = Vec::new();
@@ -279,7 +283,9 @@ mod tests {
         store.commit(&outputs(DType::U16, 2, 0, 2), 2, 2).expect("fits");
         store.clear();
         assert!(store.is_empty());
-        assert!(store.layers.iter().all(|l| l.keys.bytes.bytes().iter().chain(l.values.bytes.bytes()).all(|&b| b == 0)));
+        assert!(
+            store.layers.iter().all(|l| l.keys.bytes.bytes().iter().chain(l.values.bytes.bytes()).all(|&b| b == 0))
+        );
     }
 
     proptest! {

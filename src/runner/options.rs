@@ -106,7 +106,7 @@ impl GenerateOptions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunnerOptions {
-    /// Threads of the CPU engine, at least 1; `None`: one a physical core.
+    /// Threads of the CPU engine, 1 to [`MAX_THREADS`](Self::MAX_THREADS); `None`: one a physical core.
     pub threads: Option<usize>,
     /// Chat template instead of the artefact's own: `upstream:<name>` is one of the built-in compatibility templates,
     /// anything else is Jinja source.
@@ -115,6 +115,25 @@ pub struct RunnerOptions {
     pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// First message of every conversation of this runner, with the role `system`.
     pub system_prompt: Option<String>,
+}
+
+impl RunnerOptions {
+    /// Most threads that can be asked for.
+    pub const MAX_THREADS: usize = 256;
+
+    /// Check every value.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the option, its value and the range.
+    pub fn validate(&self) -> Result<()> {
+        match self.threads {
+            Some(threads) if !(1..=Self::MAX_THREADS).contains(&threads) => {
+                let most = Self::MAX_THREADS;
+                Err(Error::invalid(format!("option threads is {threads}, it must be from 1 to {most}")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -148,6 +167,16 @@ mod tests {
         assert!(budget.validate().expect_err("zero").to_string().contains("max_new_tokens is 0"));
         let stop = GenerateOptions { stop: vec!["a".into(), String::new()], ..Default::default() };
         assert!(stop.validate().expect_err("empty").to_string().contains("string number 1 is empty"));
+    }
+
+    #[test]
+    fn threads_have_a_range() {
+        let with = |threads| RunnerOptions { threads: Some(threads), ..Default::default() }.validate();
+        assert!(with(1).is_ok() && with(256).is_ok());
+        for threads in [0, 257] {
+            let error = with(threads).expect_err("out of range").to_string();
+            assert_eq!(error, format!("option threads is {threads}, it must be from 1 to 256"));
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! an engine error or another text, never luck.
 
 use etgenai::chat::{ChatTemplate, SpecialTokens, Tokenizer};
-use etgenai::engine::{check_call, ExecuteOptions, GraphSignature, LoadedComponent};
+use etgenai::engine::{ExecuteOptions, GraphSignature, LoadedComponent, check_call};
 use etgenai::graph::{DType, TensorInfo, TensorView, TensorViewMut};
 use etgenai::runner::{Event, Flow, Runner, RunnerParts};
 use etgenai::{Error, Result};
@@ -131,11 +131,7 @@ fn attends(mask: &TensorView<'_>, index: usize) -> Result<bool> {
         DType::U16 => (mask.as_slice::<u16>()?[index] == 65535, mask.as_slice::<u16>()?[index] == 0),
         _ => (mask.bytes[index] == 255, mask.bytes[index] == 0),
     };
-    if attend == masked {
-        Err(broken(format!("illegal mask level at {index}")))
-    } else {
-        Ok(attend)
-    }
+    if attend == masked { Err(broken(format!("illegal mask level at {index}"))) } else { Ok(attend) }
 }
 
 fn broken(reason: String) -> Error {
@@ -183,7 +179,8 @@ impl Call<'_> {
         let (keys, values) = (&self.caches[layer], &self.caches[LAYERS + layer]);
         let key = |head: usize, place: usize| read(keys, (head * DIM + place) * self.slots + slot);
         let value = |head: usize, place: usize| read(values, (head * self.slots + slot) * DIM + place);
-        let (token, position) = (key(0, 0), key(0, 1));
+        // A slot is a position; what was written for another one does not fit.
+        let (token, position) = (key(0, 0), slot as u64);
         for head in 0..HEADS {
             for place in 0..DIM {
                 // The check element depends on the whole id; ids of one byte are their own remainder, others are not.
@@ -308,8 +305,7 @@ pub fn tokenizer() -> Tokenizer {
 }
 
 /// The template of the fake runners.
-pub const CHATML: &str =
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n\
+pub const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n\
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 /// A runner over a fake, with the ChatML template.
