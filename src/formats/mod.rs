@@ -214,3 +214,105 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Repeatable values in -1..1.
+    pub(super) fn noise(seed: u64, n: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    /// Pack a matrix and decode it again.
+    pub(super) fn round_trip(format: WeightFormat, weights: &[f32], cols: usize) -> Vec<f32> {
+        let rows = weights.len() / cols;
+        let mut bytes = vec![0xa5; format.matrix_bytes(rows, cols).expect("small")];
+        let panel_bytes = format.panel_bytes(cols).expect("small");
+        for (rows, panel) in weights.chunks(PANEL_ROWS * cols).zip(bytes.chunks_exact_mut(panel_bytes)) {
+            pack_panel(format, rows, cols, panel).expect("packs");
+        }
+        let matrix = PackedMatrix::new(format, rows, cols, &bytes).expect("right length");
+        let mut decoded = vec![f32::NAN; weights.len()];
+        decoded.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| matrix.read_row(row, out));
+        decoded
+    }
+
+    #[test]
+    fn float_formats_round_to_nearest() {
+        for (rows, cols) in [(1, 1), (16, 5), (17, 33), (40, 64)] {
+            let weights = noise(1, rows * cols);
+            assert_eq!(round_trip(WeightFormat::F32, &weights, cols), weights);
+            let f16 = weights.iter().map(|&w| half::f16::from_f32(w).to_f32()).collect::<Vec<_>>();
+            assert_eq!(round_trip(WeightFormat::F16, &weights, cols), f16);
+            let bf16 = weights.iter().map(|&w| half::bf16::from_f32(w).to_f32()).collect::<Vec<_>>();
+            assert_eq!(round_trip(WeightFormat::Bf16, &weights, cols), bf16);
+        }
+    }
+
+    #[test]
+    fn padding_is_zero() {
+        for format in WeightFormat::ALL {
+            let (rows, cols) = (3, 40);
+            let mut panel = vec![0xffu8; format.panel_bytes(cols).expect("small")];
+            pack_panel(format, &noise(2, rows * cols), cols, &mut panel).expect("packs");
+            let padded = cols.next_multiple_of(if format.is_integer() { GROUP } else { 1 });
+            let whole = PackedMatrix::new(format, PANEL_ROWS, padded, &panel).expect("same length");
+            let mut row = vec![1.0; padded];
+            for r in rows..PANEL_ROWS {
+                whole.read_row(r, &mut row);
+                assert!(row.iter().all(|&w| w == 0.0), "{} row {r}", format.name());
+            }
+        }
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for format in WeightFormat::ALL {
+            assert_eq!(WeightFormat::parse(format.name()), Some(format));
+            assert_eq!(serde_json::to_value(format).expect("serializes"), format.name());
+        }
+        assert_eq!(WeightFormat::parse("W4"), None);
+    }
+
+    #[test]
+    fn lengths_are_checked_and_never_overflow() {
+        assert_eq!(WeightFormat::W4.matrix_bytes(17, 33), Some(2 * 2 * 320));
+        assert_eq!(WeightFormat::W8.matrix_bytes(16, 32), Some(544));
+        for format in WeightFormat::ALL {
+            assert_eq!(format.matrix_bytes(usize::MAX, usize::MAX), None);
+            assert!(PackedMatrix::new(format, usize::MAX, usize::MAX, &[]).is_err());
+            assert!(PackedMatrix::new(format, 0, 32, &[]).is_err());
+            let need = format.matrix_bytes(20, 50).expect("small");
+            assert!(PackedMatrix::new(format, 20, 50, &vec![0; need]).is_ok());
+            for wrong in [need - 1, need + 1] {
+                let message = PackedMatrix::new(format, 20, 50, &vec![0; wrong]).expect_err("wrong length").to_string();
+                assert!(message.contains("[20, 50]") && message.contains(&wrong.to_string()), "{message}");
+            }
+            assert!(pack_panel(format, &[0.0; 50], 50, &mut vec![0; need]).is_err());
+            assert!(pack_panel(format, &[0.0; 49], 50, &mut vec![0; need / 2]).is_err());
+            assert!(pack_panel(format, &[0.0; 17 * 50], 50, &mut vec![0; need / 2]).is_err());
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_finite_are_errors_that_name_the_place() {
+        for format in WeightFormat::ALL {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut rows = vec![0.25f32; 4 * 50];
+                rows[3 * 50 + 49] = bad;
+                let mut out = vec![0; format.panel_bytes(50).expect("small")];
+                let message = pack_panel(format, &rows, 50, &mut out).expect_err("not finite").to_string();
+                assert!(message.contains("row 3") && message.contains("column 49"), "{message}");
+            }
+        }
+        let mut out = vec![0; WeightFormat::F16.panel_bytes(1).expect("small")];
+        let message = pack_panel(WeightFormat::F16, &[1.0, 1e5], 1, &mut out).expect_err("too large").to_string();
+        assert!(message.contains("row 1") && message.contains("bf16"), "{message}");
+    }
+}

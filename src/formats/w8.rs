@@ -95,3 +95,50 @@ fn with_scale(weights: &[f32], scale: f16) -> (f64, [i8; GROUP]) {
     }
     (error, quantized)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{noise, round_trip};
+    use super::*;
+
+    #[test]
+    fn data_from_8_bit_blocks_comes_back_unchanged() {
+        let random = noise(21, 64 * 40);
+        let groups = random.chunks_exact(64).flat_map(|r| {
+            let d = f16::from_f32(r[32].abs() * 0.01 + 1e-4).to_f32();
+            // The value with the largest magnitude has level 127 in a real block.
+            (0..32).map(move |i| if i == 9 { d * 127.0 } else { d * (r[i] * 127.0).round() })
+        });
+        let weights = groups.collect::<Vec<_>>();
+        assert_eq!(round_trip(WeightFormat::W8, &weights, 320), weights);
+    }
+
+    #[test]
+    fn the_error_stays_below_half_a_step() {
+        for size in [1.0f32, 1e-3, 1e4] {
+            let weights = noise(22, 5 * 96).into_iter().map(|w| w * size).collect::<Vec<_>>();
+            let decoded = round_trip(WeightFormat::W8, &weights, 96);
+            // The scale is rounded to f16, in the range of its subnormals too.
+            let step = size / Q_MAX * (1.0 + 2e-3) + 6e-8;
+            let worst = weights.iter().zip(&decoded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= 0.5 * step, "{worst} for weights up to {size}");
+        }
+    }
+
+    #[test]
+    fn tiny_weights_become_zero_or_stay_close() {
+        for value in [f32::from_bits(1), 1e-12, 1e-6, 5e-6] {
+            let decoded = round_trip(WeightFormat::W8, &[value; 32], 32);
+            assert!(decoded.iter().all(|w| (w - value).abs() < 4e-6), "{value:e}: {decoded:?}");
+        }
+    }
+
+    #[test]
+    fn weights_beyond_the_scale_are_an_error_that_names_the_place() {
+        let mut rows = vec![0.5f32; 2 * 64];
+        rows[64 + 3] = 1e9;
+        let mut out = vec![0; WeightFormat::W8.panel_bytes(64).expect("small")];
+        let message = pack(&rows, 64, &mut out).expect_err("must not fit").to_string();
+        assert!(message.contains("row 1") && message.contains("column 3,"), "{message}");
+    }
+}

@@ -173,17 +173,14 @@ unsafe fn tile<V: Vector, S: Source<V>, const MT: usize, const NV: usize, const 
     unsafe {
         let a = p.a.add(row * p.a_stride);
         let b = p.b.add(column * S::BYTES);
-        let load = |k: usize, v: usize| {
-            let from = b.add((k * p.b_stride + v * V::LANES) * S::BYTES);
-            if NV == 1 && width < V::LANES { S::load_part(from, width) } else { S::load(from) }
-        };
+        let part = if NV == 1 && width < V::LANES { width } else { 0 };
         let mut sums = [[[V::splat(0.0); NV]; MT]; KU];
         let whole = p.k - p.k % KU;
         for k in (0..whole).step_by(KU) {
             for u in 0..KU {
                 let mut weights = [V::splat(0.0); NV];
                 for (v, weight) in weights.iter_mut().enumerate() {
-                    *weight = load(k + u, v);
+                    *weight = load::<V, S>(b, (k + u) * p.b_stride + v * V::LANES, part);
                 }
                 for t in 0..MT {
                     let x = V::splat(*a.add(t * p.a_stride + k + u));
@@ -197,7 +194,8 @@ unsafe fn tile<V: Vector, S: Source<V>, const MT: usize, const NV: usize, const 
             for t in 0..MT {
                 let x = V::splat(*a.add(t * p.a_stride + k));
                 for v in 0..NV {
-                    sums[0][t][v] = load(k, v).mul_add(x, sums[0][t][v]);
+                    let weight = load::<V, S>(b, k * p.b_stride + v * V::LANES, part);
+                    sums[0][t][v] = weight.mul_add(x, sums[0][t][v]);
                 }
             }
         }
@@ -211,6 +209,16 @@ unsafe fn tile<V: Vector, S: Source<V>, const MT: usize, const NV: usize, const 
                 write::<V>(sum.mul(V::splat(p.alpha)), to, p.accumulate, if NV == 1 { width } else { V::LANES });
             }
         }
+    }
+}
+
+/// A vector from element `at`; its first `part` lanes only, unless `part` is 0.
+#[inline(always)]
+unsafe fn load<V: Vector, S: Source<V>>(b: *const u8, at: usize, part: usize) -> V {
+    // SAFETY: the lanes that are read are inside the operand, by the caller.
+    unsafe {
+        let from = b.add(at * S::BYTES);
+        if part > 0 { S::load_part(from, part) } else { S::load(from) }
     }
 }
 

@@ -103,15 +103,7 @@ impl Kernels {
     }
 
     /// `tokens` rows of `x` from row `first` times one panel.
-    fn tile(
-        &self,
-        format: WeightFormat,
-        panel: &[u8],
-        x: &Activations,
-        first: usize,
-        tokens: usize,
-        tile: &mut Tile,
-    ) {
+    fn tile(&self, format: WeightFormat, panel: &[u8], x: &Activations, first: usize, tokens: usize, tile: &mut Tile) {
         let table = self.table;
         let float = match format {
             WeightFormat::F32 => table.panel_f32,

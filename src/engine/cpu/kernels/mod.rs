@@ -9,9 +9,17 @@
 
 mod activations;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod gemm;
 mod linear;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
+#[cfg(test)]
+mod tests;
 mod vector;
 
 pub use activations::Activations;
@@ -54,7 +62,7 @@ struct Table {
 macro_rules! instantiate {
     ($name:literal, $vector:ty $(, $features:literal)?) => {
         /// The kernels of this instruction set.
-        pub(super) static TABLE: super::Table = super::Table {
+        pub(in crate::engine::cpu::kernels) static TABLE: crate::engine::cpu::kernels::Table = crate::engine::cpu::kernels::Table {
             name: $name,
             rms_norm: generic::rms_norm,
             silu_mul: generic::silu_mul,
@@ -76,10 +84,10 @@ macro_rules! instantiate {
         mod generic {
             #[allow(unused_imports, reason = "the scalar instance needs no vector type")]
             use super::*;
-            use super::super::gemm::{self, Brain, Half, Product, Single};
-            use super::super::vector;
+            use crate::engine::cpu::kernels::gemm::{self, Brain, Half, Product, Single};
+            use crate::engine::cpu::kernels::vector;
 
-            super::super::instantiate!(@rows $vector, [$($features)?],
+            crate::engine::cpu::kernels::instantiate!(@rows $vector, [$($features)?],
                 rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
                 silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
                 gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
@@ -89,13 +97,13 @@ macro_rules! instantiate {
                 soft_cap(row: &mut [f32], cap: f32);
                 softmax(row: &mut [f32]);
             );
-            super::super::instantiate!(@product $vector, [$($features)?],
+            crate::engine::cpu::kernels::instantiate!(@product $vector, [$($features)?],
                 product Single; panel_f16 Half; panel_bf16 Brain;
             );
         }
     };
     (@rows $vector:ty, $features:tt, $($function:ident($($arg:ident: $type:ty),*);)*) => {
-        $(super::super::instantiate!(@one $features,
+        $(crate::engine::cpu::kernels::instantiate!(@one $features,
             pub(super) unsafe fn $function($($arg: $type),*) {
                 // SAFETY: the caller's processor has the features, see `Table`.
                 unsafe { vector::$function::<$vector>($($arg),*) }
@@ -103,7 +111,7 @@ macro_rules! instantiate {
         );)*
     };
     (@product $vector:ty, $features:tt, $($function:ident $source:ident;)*) => {
-        $(super::super::instantiate!(@one $features,
+        $(crate::engine::cpu::kernels::instantiate!(@one $features,
             pub(super) unsafe fn $function(p: Product<'_>) {
                 // SAFETY: the caller's processor has the features, see `Table`; operands as the caller promises.
                 unsafe { gemm::product::<$vector, $source>(p) }
@@ -140,7 +148,25 @@ impl Kernels {
 
     /// Every set this processor can run, fastest first; the scalar one is last.
     pub fn available() -> Vec<Self> {
-        vec![Self::scalar()]
+        let mut sets = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if avx512::is_supported() {
+                sets.push(Kernels { table: &avx512::TABLE });
+            }
+            if avx2::is_supported() {
+                sets.push(Kernels { table: &avx2::TABLE });
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            if neon::dotprod::is_supported() {
+                sets.push(Kernels { table: &neon::dotprod::TABLE });
+            }
+            sets.push(Kernels { table: &neon::plain::TABLE });
+        }
+        sets.push(Self::scalar());
+        sets
     }
 
     /// Instruction set, e.g. `avx2`.

@@ -110,40 +110,49 @@ unsafe fn gelu<V: Vector>(x: V) -> V {
     }
 }
 
-/// `out[i] = f(a[i], b[i])`. All slices have one length (checked by the safe callers).
-#[inline(always)]
-unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(V, V) -> V) {
-    let n = out.len().min(a.len()).min(b.len());
-    let whole = n - n % V::LANES;
-    // SAFETY: every access is below n, which is within all three slices; instructions as the caller promises.
-    unsafe {
-        for i in (0..whole).step_by(V::LANES) {
-            f(V::load(a.as_ptr().add(i)), V::load(b.as_ptr().add(i))).store(out.as_mut_ptr().add(i));
+// Loops over whole vectors and the remainder. Macros, not functions with a closure: a closure is compiled without the
+// target features of the function around it and would call, not inline, its instructions.
+
+/// `out[i] = expression of a[i], b[i]`; the slices have one length (checked by the safe callers).
+macro_rules! zip {
+    ($V:ty, $a:ident, $b:ident, $out:ident, |$x:ident, $y:ident| $value:expr) => {{
+        let n = $out.len().min($a.len()).min($b.len());
+        let whole = n - n % <$V>::LANES;
+        // SAFETY: every access is below n, which is within all three slices; instructions as the caller promises.
+        unsafe {
+            for i in (0..whole).step_by(<$V>::LANES) {
+                let ($x, $y) = (<$V>::load($a.as_ptr().add(i)), <$V>::load($b.as_ptr().add(i)));
+                $value.store($out.as_mut_ptr().add(i));
+            }
+            if whole < n {
+                let left = n - whole;
+                let $x = <$V>::load_part($a.as_ptr().add(whole), left);
+                let $y = <$V>::load_part($b.as_ptr().add(whole), left);
+                $value.store_part($out.as_mut_ptr().add(whole), left);
+            }
         }
-        if whole < n {
-            let left = n - whole;
-            let (a, b) = (V::load_part(a.as_ptr().add(whole), left), V::load_part(b.as_ptr().add(whole), left));
-            f(a, b).store_part(out.as_mut_ptr().add(whole), left);
-        }
-    }
+    }};
 }
 
-/// `row[i] = f(row[i])`.
-#[inline(always)]
-unsafe fn map<V: Vector>(row: &mut [f32], f: impl Fn(V) -> V) {
-    let whole = row.len() - row.len() % V::LANES;
-    let left = row.len() - whole;
-    // SAFETY: every access is within `row`; instructions as the caller promises.
-    unsafe {
-        for i in (0..whole).step_by(V::LANES) {
-            let at = row.as_mut_ptr().add(i);
-            f(V::load(at)).store(at);
+/// `row[i] = expression of row[i]`.
+macro_rules! map {
+    ($V:ty, $row:ident, |$x:ident| $value:expr) => {{
+        let whole = $row.len() - $row.len() % <$V>::LANES;
+        let left = $row.len() - whole;
+        // SAFETY: every access is within the row; instructions as the caller promises.
+        unsafe {
+            for i in (0..whole).step_by(<$V>::LANES) {
+                let at = $row.as_mut_ptr().add(i);
+                let $x = <$V>::load(at);
+                $value.store(at);
+            }
+            if left > 0 {
+                let at = $row.as_mut_ptr().add(whole);
+                let $x = <$V>::load_part(at, left);
+                $value.store_part(at, left);
+            }
         }
-        if left > 0 {
-            let at = row.as_mut_ptr().add(whole);
-            f(V::load_part(at, left)).store_part(at, left);
-        }
-    }
+    }};
 }
 
 #[inline(always)]
@@ -161,49 +170,42 @@ pub(super) unsafe fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], eps: f32, ou
             squares = v.mul_add(v, squares);
         }
         let factor = V::splat(1.0 / (squares.sum() / x.len() as f32 + eps).sqrt());
-        zip::<V>(x, weight, out, |x, w| x.mul(factor).mul(w));
+        zip!(V, x, weight, out, |x, w| x.mul(factor).mul(w));
     }
 }
 
 #[inline(always)]
 pub(super) unsafe fn silu_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: as for this function.
-    unsafe { zip::<V>(gate, up, out, |g, u| times_sigmoid(g, g).mul(u)) }
+    zip!(V, gate, up, out, |g, u| times_sigmoid(g, g).mul(u));
 }
 
+/// 0.5·(1 + tanh u) is the logistic function of 2u.
 #[inline(always)]
 pub(super) unsafe fn gelu_tanh_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: as for this function. 0.5·(1 + tanh u) is the logistic function of 2u.
-    unsafe {
-        zip::<V>(gate, up, out, |g, u| {
-            let inner = V::splat(0.044_715).mul_add(g.mul(g).mul(g), g);
-            times_sigmoid(g, inner.mul(V::splat(1.595_769_1))).mul(u)
-        })
-    }
+    zip!(V, gate, up, out, |g, u| {
+        let inner = V::splat(0.044_715).mul_add(g.mul(g).mul(g), g);
+        times_sigmoid(g, inner.mul(V::splat(1.595_769_1))).mul(u)
+    });
 }
 
 #[inline(always)]
 pub(super) unsafe fn gelu_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: as for this function.
-    unsafe { zip::<V>(gate, up, out, |g, u| gelu(g).mul(u)) }
+    zip!(V, gate, up, out, |g, u| gelu(g).mul(u));
 }
 
 #[inline(always)]
 pub(super) unsafe fn add<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32]) {
-    // SAFETY: as for this function.
-    unsafe { zip::<V>(a, b, out, |a, b| a.add(b)) }
+    zip!(V, a, b, out, |a, b| a.add(b));
 }
 
 #[inline(always)]
 pub(super) unsafe fn scale<V: Vector>(row: &mut [f32], factor: f32) {
-    // SAFETY: as for this function.
-    unsafe { map::<V>(row, |x| x.mul(V::splat(factor))) }
+    map!(V, row, |x| x.mul(V::splat(factor)));
 }
 
 #[inline(always)]
 pub(super) unsafe fn soft_cap<V: Vector>(row: &mut [f32], cap: f32) {
-    // SAFETY: as for this function.
-    unsafe { map::<V>(row, |x| tanh(x.mul(V::splat(1.0 / cap))).mul(V::splat(cap))) }
+    map!(V, row, |x| tanh(x.mul(V::splat(1.0 / cap))).mul(V::splat(cap)));
 }
 
 #[inline(always)]
