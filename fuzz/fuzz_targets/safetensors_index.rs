@@ -2,8 +2,9 @@
 
 #![no_main]
 
+use arbitrary::Arbitrary;
 use etgenai::checkpoint::Checkpoint;
-use libfuzzer_sys::{arbitrary::Arbitrary, fuzz_target};
+use libfuzzer_sys::fuzz_target;
 
 /// The contents of a folder.
 #[derive(Arbitrary, Debug)]

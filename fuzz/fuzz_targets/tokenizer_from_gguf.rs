@@ -5,8 +5,9 @@
 #[path = "../../tests/support/gguf.rs"]
 mod gguf;
 
+use arbitrary::Arbitrary;
 use etgenai::checkpoint::Checkpoint;
-use libfuzzer_sys::{arbitrary::Arbitrary, fuzz_target};
+use libfuzzer_sys::fuzz_target;
 
 /// A tokenizer as GGUF stores it.
 #[derive(Arbitrary, Debug)]
