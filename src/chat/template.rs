@@ -6,7 +6,7 @@ use std::io;
 use chrono::format::{Item, StrftimeItems};
 use chrono::{Local, NaiveDateTime};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
+use minijinja::{Environment, ErrorKind, State, UndefinedBehavior, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::{Map, Value as Json, json};
 
@@ -17,7 +17,9 @@ use crate::{Error, Result};
 
 /// The name errors give a template.
 const NAME: &str = "chat_template.jinja";
-/// Work a template may do for an empty conversation, in minijinja's unit: an instruction or 64 bytes.
+/// Bytes a template may create for one unit of fuel, as minijinja counts; an instruction costs one unit as well.
+const FUEL_UNIT_BYTES: u64 = 64;
+/// Work a template may do for an empty conversation, in units of fuel.
 const BASE_FUEL: u64 = 2_000_000;
 /// More work for each message, and for each byte of content.
 const FUEL_PER_MESSAGE: u64 = 5_000;
@@ -173,7 +175,7 @@ impl Jinja {
         ];
         let given = given.into_iter().map(|(name, value)| (name.to_string(), value));
         let named = self.special.iter().chain(&options.extra);
-        given.chain(named.map(|(name, value)| (name.clone(), to_jinja(value)))).collect()
+        Value::from_pairs(given.chain(named.map(|(name, value)| (name.clone(), to_jinja(value)))))
     }
 
     /// Finds out by trying: a template that loses plain text but shows typed parts wants parts.
@@ -198,12 +200,22 @@ fn hugging_face_environment() -> Result<Environment<'static>> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.map_err(|error| template_error(&error))?);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(python_method);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_recursion_limit(MAX_RECURSION);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);
     Ok(environment)
+}
+
+/// Methods of Python's own types. `str.format` asks for any width it likes, so that is paid for first.
+fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
+    if let (Some(format), "format") = (value.as_str(), method) {
+        let numbers = format.split(|character: char| !character.is_ascii_digit()).filter(|digits| !digits.is_empty());
+        let widths = numbers.map(|digits| digits.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+        state.consume_fuel(widths / FUEL_UNIT_BYTES)?;
+    }
+    unknown_method_callback(state, value, method, args)
 }
 
 fn raise_exception(message: String) -> Result<String, minijinja::Error> {
@@ -258,7 +270,7 @@ fn to_jinja(value: &Json) -> Value {
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items.iter().map(to_jinja).collect(),
-        Json::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), to_jinja(value))).collect(),
+        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(name, value)| (name.clone(), to_jinja(value)))),
     }
 }
 

@@ -436,3 +436,143 @@ fn cut_inside(text: &str, spans: impl Iterator<Item = Range<usize>>) -> Vec<&str
     pieces.push(&text[rest..]);
     pieces
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const UNK: u32 = 0;
+    const BOS: u32 = 1;
+    const EOS: u32 = 2;
+
+    fn load(mut file: Value) -> Tokenizer {
+        let added = ["<unk>", "<s>", "</s>"].into_iter().enumerate().map(|(id, content)| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": true})
+        });
+        file["added_tokens"] = added.collect();
+        file["version"] = json!("1.0");
+        let special = SpecialTokens {
+            bos_token: Some("<s>".into()),
+            eos_token: Some("</s>".into()),
+            unk_token: Some("<unk>".into()),
+            add_bos: Some(true),
+            ..SpecialTokens::default()
+        };
+        Tokenizer::from_bytes(&serde_json::to_vec(&file).unwrap(), &special).unwrap()
+    }
+
+    /// In the manner of Llama 2: byte fallback, a space put before the first word, taken away again when decoding.
+    fn sentence_piece() -> Tokenizer {
+        let mut vocab: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
+        vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        vocab.extend(["▁", "H", "i", "<", "s", "/", ">", "Hi", "▁Hi"].map(String::from));
+        let vocab: serde_json::Map<String, Value> =
+            vocab.into_iter().enumerate().map(|(id, text)| (text, json!(id))).collect();
+        load(json!({
+            "normalizer": null,
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false},
+            "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+            ]},
+            "model": {"type": "BPE", "vocab": vocab, "merges": [["H", "i"], ["▁", "Hi"]], "unk_token": "<unk>",
+                      "byte_fallback": true, "fuse_unk": true}
+        }))
+    }
+
+    /// A Unigram model whose vocabulary prefers its control tokens to their letters.
+    fn unigram() -> Tokenizer {
+        load(json!({
+            "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+            "model": {"type": "Unigram", "unk_id": UNK, "byte_fallback": false, "vocab": [
+                ["<unk>", 0.0], ["<s>", -0.1], ["</s>", -0.1], ["<", -3.0], ["s", -3.0], [">", -3.0], ["/", -3.0],
+                ["a", -2.0], ["▁", -2.0]
+            ]}
+        }))
+    }
+
+    #[test]
+    fn control_tokens_of_the_vocabulary_itself_are_cut() {
+        let tokenizer = unigram();
+        for text in ["a<s>a", "<s>", "</s></s>", "<s</s>>", "<<s>s>"] {
+            let ids = tokenizer.encode(text, EncodeOptions::default()).unwrap();
+            assert!(!ids.iter().any(|&id| id == BOS || id == EOS), "{text}: {ids:?}");
+            assert_eq!(tokenizer.decode(&ids, false), text);
+        }
+        let parsed = tokenizer.encode("a<s>a", EncodeOptions { add_bos: false, parse_special: true }).unwrap();
+        assert_eq!(parsed, [7, BOS, 7]);
+    }
+
+    #[test]
+    fn the_unknown_token_is_no_control_token() {
+        let tokenizer = unigram();
+        assert_eq!(tokenizer.encode("é", EncodeOptions::default()).unwrap(), [UNK]);
+        assert!(!tokenizer.is_control(UNK));
+        assert!(tokenizer.control_texts(false).any(|text| text == "<unk>"), "its text is still kept apart");
+    }
+
+    #[test]
+    fn only_the_first_word_gets_the_space() {
+        let tokenizer = sentence_piece();
+        let (word, first_word) = (tokenizer.token_id("Hi").unwrap(), tokenizer.token_id("▁Hi").unwrap());
+        assert_eq!(tokenizer.encode_plain("Hi", true).unwrap(), [first_word]);
+        assert_eq!(tokenizer.encode_plain("Hi", false).unwrap(), [word]);
+        let parsed: Vec<u32> = tokenizer.encode_spanned("<s>Hi", true).unwrap().iter().map(|token| token.id).collect();
+        assert_eq!(parsed, [BOS, word]);
+        let later: Vec<u32> = tokenizer.encode_spanned("Hi<s>", false).unwrap().iter().map(|token| token.id).collect();
+        assert_eq!(later, [word, BOS]);
+        let with_mark = tokenizer.encode_plain(&format!("a{NOT_AT_START}"), false).unwrap();
+        assert!(with_mark.iter().all(|&id| (id as usize) < tokenizer.vocab_size()), "{with_mark:?}");
+    }
+
+    #[test]
+    fn the_space_of_the_first_word_is_taken_away_once() {
+        let tokenizer = sentence_piece();
+        let ids = tokenizer.encode("Hi Hi 你", EncodeOptions { add_bos: true, parse_special: false }).unwrap();
+        assert_eq!(ids.first(), Some(&BOS));
+        assert_eq!(tokenizer.decode(&ids, true), "Hi Hi 你");
+        let mut stream = tokenizer.stream(true);
+        let pieces: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
+        assert_eq!(pieces.concat() + &stream.finish(), "Hi Hi 你");
+        assert!(pieces.contains(&String::new()), "incomplete characters wait");
+        assert_eq!(tokenizer.token_bytes(tokenizer.token_id("▁Hi").unwrap()), b" Hi");
+    }
+
+    #[test]
+    fn what_a_template_writes_out_is_a_control_token() {
+        let mut file = serde_json::from_str::<Value>(
+            r#"{"normalizer": null, "pre_tokenizer": null,
+            "post_processor": null, "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": true}, "model": {"type": "BPE", "vocab": {"<": 0, "a": 1, ">": 2, "b": 3}, "merges": []}}"#,
+        )
+        .unwrap();
+        let added = |id: u32, content: &str| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": false})
+        };
+        file["version"] = json!("1.0");
+        file["added_tokens"] = json!([added(4, "<a>"), added(5, "<b>"), added(6, "\n")]);
+        let json = serde_json::to_vec(&file).unwrap();
+        let tokenizer = Tokenizer::from_bytes(&json, &SpecialTokens::default()).unwrap();
+        assert!(!tokenizer.is_control(4));
+        let tokenizer = tokenizer.with_template("{{ '<a>\n' }}").unwrap();
+        assert!(tokenizer.is_control(4) && !tokenizer.is_control(5) && !tokenizer.is_control(6));
+        assert!(!tokenizer.is_special(4), "it is shown in decoded text");
+        let plain = tokenizer.encode("<a><b>\n", EncodeOptions::default()).unwrap();
+        assert_eq!(plain, [0, 1, 2, 5, 6], "other added tokens are used as ever");
+    }
+
+    #[test]
+    fn decoders_of_other_models_are_refused_by_name() {
+        let mut file: Value = json!({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}});
+        file["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+        let json = serde_json::to_vec(&file).unwrap();
+        let error = Tokenizer::from_bytes(&json, &SpecialTokens::default()).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported(reason) if reason.contains("WordPiece")), "{error}");
+    }
+}
