@@ -1,0 +1,126 @@
+//! Which number format each weight gets.
+
+use crate::artefact::{ComponentHeader, Layout, StoredWeight};
+use crate::error::{Error, Result};
+use crate::formats::WeightFormat;
+use crate::graph::{Graph, Op, ValueKind};
+use std::collections::BTreeMap;
+
+/// How the graphs use a weight.
+#[derive(Debug, Clone, Copy, Default)]
+struct Uses {
+    /// As the matrix of a linear operator or an embedding table.
+    matrix: bool,
+    /// As anything else.
+    other: bool,
+    /// As an embedding table or the matrix of the last linear operator, the head.
+    sensitive: bool,
+}
+
+/// Decide how each weight of `graphs` is stored.
+///
+/// Matrices of linear operators and embedding tables are stored in `format`; with [`WeightFormat::W4`] the embedding
+/// table and the output head are stored as [`WeightFormat::W8`], because an error there reaches every token. All other
+/// weights (norms, biases, RoPE tables) are f32. A weight that several operators or graphs use is stored once.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if two graphs want different shapes of one weight.
+pub fn plan_storage(component: &str, graphs: Vec<Graph>, format: WeightFormat) -> Result<ComponentHeader> {
+    let mut uses = BTreeMap::<&str, Uses>::new();
+    graphs.iter().for_each(|graph| find_uses(graph, &mut uses));
+    let mut weights = BTreeMap::<String, StoredWeight>::new();
+    for info in graphs.iter().flat_map(Graph::weights) {
+        let uses = uses.get(info.name.as_str()).copied().unwrap_or_default();
+        let stored = match info.shape.as_slice() {
+            &[rows, cols] if uses.matrix && !uses.other => {
+                let format = if uses.sensitive && format == WeightFormat::W4 { WeightFormat::W8 } else { format };
+                StoredWeight { format, layout: Layout::Panels, shape: vec![rows, cols] }
+            }
+            shape => StoredWeight::plain(shape),
+        };
+        match weights.insert(info.name.clone(), stored.clone()) {
+            Some(before) if before.shape != stored.shape => {
+                let (name, a, b) = (&info.name, before.shape, stored.shape);
+                return Err(Error::invalid(format!("weight {name} is {a:?} in one graph and {b:?} in another")));
+            }
+            _ => {}
+        }
+    }
+    Ok(ComponentHeader { component: component.into(), graphs, weights })
+}
+
+fn find_uses<'a>(graph: &'a Graph, uses: &mut BTreeMap<&'a str, Uses>) {
+    let head = graph.nodes.iter().rposition(|node| node.op == Op::Linear);
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for (number, &id) in node.inputs.iter().enumerate() {
+            let value = graph.value(id);
+            if value.kind != ValueKind::Weight {
+                continue;
+            }
+            let uses = uses.entry(&value.info.name).or_default();
+            let is_matrix = number == 1 && matches!(node.op, Op::Linear | Op::Embedding);
+            uses.matrix |= is_matrix;
+            uses.other |= !is_matrix;
+            uses.sensitive |= is_matrix && (node.op == Op::Embedding || Some(index) == head);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{DType, GraphBuilder};
+
+    fn graph(tied: bool) -> Graph {
+        let mut b = GraphBuilder::new("kv_forward");
+        let tokens = b.input("tokens", DType::I32, &[1, 1]).unwrap();
+        let table = b.weight("tok_embeddings.weight", &[64, 32]).unwrap();
+        let x = b.node("tok_embeddings", Op::Embedding, &[tokens, table]).unwrap();
+        let inner = b.weight("inner.weight", &[32, 32]).unwrap();
+        let bias = b.weight("inner.bias", &[32]).unwrap();
+        let x = b.node("inner", Op::Linear, &[x, inner, bias]).unwrap();
+        let head = if tied { table } else { b.weight("output.weight", &[64, 32]).unwrap() };
+        let logits = b.node("output", Op::Linear, &[x, head]).unwrap();
+        b.output(logits, "logits").unwrap();
+        b.finish().unwrap()
+    }
+
+    fn stored(tied: bool, format: WeightFormat) -> BTreeMap<String, (WeightFormat, Layout)> {
+        let header = plan_storage("text_decoder", vec![graph(tied), graph(tied)], format).unwrap();
+        header.weights.into_iter().map(|(name, w)| (name, (w.format, w.layout))).collect()
+    }
+
+    #[test]
+    fn four_bit_weights_keep_table_and_head_at_eight() {
+        for tied in [true, false] {
+            let stored = stored(tied, WeightFormat::W4);
+            assert_eq!(stored["tok_embeddings.weight"], (WeightFormat::W8, Layout::Panels));
+            assert_eq!(stored["inner.weight"], (WeightFormat::W4, Layout::Panels));
+            assert_eq!(stored["inner.bias"], (WeightFormat::F32, Layout::Plain));
+            assert_eq!(stored.get("output.weight").is_none(), tied, "a tied head is stored once");
+            assert!(tied || stored["output.weight"] == (WeightFormat::W8, Layout::Panels));
+        }
+    }
+
+    #[test]
+    fn other_formats_are_the_same_everywhere() {
+        for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::W8] {
+            let stored = stored(false, format);
+            for name in ["tok_embeddings.weight", "inner.weight", "output.weight"] {
+                assert_eq!(stored[name], (format, Layout::Panels));
+            }
+        }
+    }
+
+    #[test]
+    fn a_matrix_with_another_use_stays_plain() {
+        let mut b = GraphBuilder::new("g");
+        let x = b.input("x", DType::F32, &[4, 4]).unwrap();
+        let w = b.weight("w", &[4, 4]).unwrap();
+        let y = b.node("linear", Op::Linear, &[x, w]).unwrap();
+        let z = b.node("add", Op::Add, &[y, w]).unwrap();
+        b.output(z, "z").unwrap();
+        let header = plan_storage("c", vec![b.finish().unwrap()], WeightFormat::W4).unwrap();
+        assert_eq!(header.weights["w"], StoredWeight::plain(&[4, 4]));
+    }
+}

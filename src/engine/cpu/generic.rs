@@ -1,0 +1,270 @@
+//! Every operator in plain Rust, for nodes that no pattern covers.
+
+use super::kernels::Kernels;
+use crate::error::{Error, Result};
+use crate::graph::Op;
+
+/// An operand of a generic step.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Operand<'a> {
+    /// Numbers.
+    F32(&'a [f32]),
+    /// Indices, checked before the graph was begun.
+    I32(&'a [i32]),
+}
+
+impl<'a> Operand<'a> {
+    fn f32(self) -> Result<&'a [f32]> {
+        match self {
+            Operand::F32(values) => Ok(values),
+            Operand::I32(_) => Err(Error::internal("an operator got indices in place of numbers")),
+        }
+    }
+
+    fn i32(self) -> Result<&'a [i32]> {
+        match self {
+            Operand::I32(values) => Ok(values),
+            Operand::F32(_) => Err(Error::internal("an operator got numbers in place of indices")),
+        }
+    }
+}
+
+/// Compute one node of a valid graph: `shapes` are those of the operands, `shape` that of the result.
+pub(super) fn compute(
+    op: &Op,
+    operands: &[Operand<'_>],
+    shapes: &[Vec<usize>],
+    shape: &[usize],
+    out: &mut [f32],
+    kernels: &Kernels,
+) -> Result<()> {
+    let x = |i: usize| operands[i].f32();
+    let width = shapes[0].last().copied().unwrap_or(1);
+    match op {
+        Op::Embedding => embedding(operands[0].i32()?, x(1)?, shapes[1][1], out),
+        Op::Linear => linear(x(0)?, x(1)?, if operands.len() == 3 { Some(x(2)?) } else { None }, width, out),
+        Op::RmsNorm { eps } => {
+            for (x, out) in x(0)?.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                kernels.rms_norm(x, operands[1].f32()?, *eps, out);
+            }
+        }
+        Op::LayerNorm { eps } => layer_norm(x(0)?, x(1)?, x(2)?, *eps, out),
+        Op::Rope { interleaved } => {
+            let tables = (x(1)?, x(2)?);
+            rope(x(0)?, tables, operands[3].i32()?, (shapes[0][2], shapes[0][3], shapes[1][1]), *interleaved, out);
+        }
+        Op::Add => broadcast(x(0)?, x(1)?, shape, &shapes[1], out, |a, b| a + b),
+        Op::Mul => broadcast(x(0)?, x(1)?, shape, &shapes[1], out, |a, b| a * b),
+        Op::Scale { factor } => map(x(0)?, out, |x| x * factor),
+        Op::SoftCap { cap } => map(x(0)?, out, |x| cap * (x / cap).tanh()),
+        // The gated kernels with a neutral second operand.
+        Op::Silu => with_ones(x(0)?, out, |x, ones, out| kernels.silu_mul(x, ones, out)),
+        Op::Gelu => with_ones(x(0)?, out, |x, ones, out| kernels.gelu_mul(x, ones, out)),
+        Op::GeluTanh => with_ones(x(0)?, out, |x, ones, out| kernels.gelu_tanh_mul(x, ones, out)),
+        Op::Reshape => out.copy_from_slice(x(0)?),
+        Op::Transpose { perm } => {
+            let strides = strides(&shapes[0]);
+            let steps = perm.iter().map(|&axis| strides[axis]).collect::<Vec<_>>();
+            gather(x(0)?, 0, shape, &steps, out);
+        }
+        Op::Concat { axis } => concat(operands, shapes, *axis, out)?,
+        Op::Slice { axis, start, .. } => {
+            let strides = strides(&shapes[0]);
+            gather(x(0)?, start * strides[*axis], shape, &strides, out);
+        }
+        Op::MatMul => mat_mul(x(0)?, x(1)?, &shapes[0], &shapes[1], out),
+        Op::Softmax => {
+            out.copy_from_slice(x(0)?);
+            out.chunks_exact_mut(width).for_each(|row| kernels.softmax(row));
+        }
+    }
+    Ok(())
+}
+
+fn embedding(tokens: &[i32], table: &[f32], dim: usize, out: &mut [f32]) {
+    for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(dim)) {
+        out.copy_from_slice(&table[token as usize * dim..][..dim]);
+    }
+}
+
+fn linear(x: &[f32], weight: &[f32], bias: Option<&[f32]>, width: usize, out: &mut [f32]) {
+    let results = weight.len() / width;
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(results)) {
+        for (row, (weight, out)) in weight.chunks_exact(width).zip(out).enumerate() {
+            let sum = x.iter().zip(weight).map(|(x, w)| x * w).sum::<f32>();
+            *out = sum + bias.map_or(0.0, |bias| bias[row]);
+        }
+    }
+}
+
+fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    let width = weight.len();
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let mean = x.iter().sum::<f32>() / width as f32;
+        let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / width as f32;
+        let factor = 1.0 / (variance + eps).sqrt();
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = (x[i] - mean) * factor * weight[i] + bias[i];
+        }
+    }
+}
+
+/// Rotary embedding of rows `[heads, head_dim]`; the tables are `[positions, pairs]`.
+pub(super) fn rope(
+    x: &[f32],
+    (cos, sin): (&[f32], &[f32]),
+    positions: &[i32],
+    (heads, head_dim, pairs): (usize, usize, usize),
+    interleaved: bool,
+    out: &mut [f32],
+) {
+    out.copy_from_slice(x);
+    for (row, &position) in out.chunks_exact_mut(heads * head_dim).zip(positions) {
+        let cos = &cos[position as usize * pairs..][..pairs];
+        let sin = &sin[position as usize * pairs..][..pairs];
+        for head in row.chunks_exact_mut(head_dim) {
+            if interleaved {
+                for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+                    (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos);
+                }
+            } else {
+                let (first, second) = head.split_at_mut(pairs);
+                for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                    (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+                }
+            }
+        }
+    }
+}
+
+/// `[rows, heads, dim]` to `[heads, dim, all rows]` (keys) or `[heads, all rows, dim]` (values), rows
+/// `first .. first + x rows`.
+pub(super) fn kv_transpose(
+    x: &[f32],
+    first: usize,
+    (rows, heads, dim): (usize, usize, usize),
+    keys: bool,
+    out: &mut [f32],
+) {
+    for (row, x) in x.chunks_exact(heads * dim).enumerate() {
+        let row = first + row;
+        for (head, x) in x.chunks_exact(dim).enumerate() {
+            if keys {
+                let to = out[head * dim * rows..][..dim * rows].chunks_exact_mut(rows);
+                to.zip(x).for_each(|(to, x)| to[row] = *x);
+            } else {
+                out[(head * rows + row) * dim..][..dim].copy_from_slice(x);
+            }
+        }
+    }
+}
+
+fn map(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
+    out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x));
+}
+
+fn with_ones(x: &[f32], out: &mut [f32], f: impl Fn(&[f32], &[f32], &mut [f32])) {
+    const ONES: [f32; 256] = [1.0; 256];
+    for (x, out) in x.chunks(ONES.len()).zip(out.chunks_mut(ONES.len())) {
+        f(x, &ONES[..x.len()], out);
+    }
+}
+
+fn broadcast(a: &[f32], b: &[f32], shape: &[usize], b_shape: &[usize], out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
+    // An axis of length 1 in `b` is repeated: its stride is 0.
+    let steps = strides(b_shape).iter().zip(b_shape).map(|(&s, &n)| if n == 1 { 0 } else { s }).collect::<Vec<_>>();
+    gather(b, 0, shape, &steps, out);
+    out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a, *out));
+}
+
+fn concat(operands: &[Operand<'_>], shapes: &[Vec<usize>], axis: usize, out: &mut [f32]) -> Result<()> {
+    let piece = |shape: &[usize]| shape[axis..].iter().product::<usize>();
+    let stride = shapes.iter().map(|shape| piece(shape)).sum::<usize>();
+    let mut at = 0;
+    for (operand, shape) in operands.iter().zip(shapes) {
+        let piece = piece(shape);
+        if piece > 0 {
+            for (from, to) in operand.f32()?.chunks_exact(piece).zip(out[at..].chunks_mut(stride)) {
+                to[..piece].copy_from_slice(from);
+            }
+        }
+        at += piece;
+    }
+    Ok(())
+}
+
+fn mat_mul(a: &[f32], b: &[f32], a_shape: &[usize], b_shape: &[usize], out: &mut [f32]) {
+    let (heads, m, k) = (a_shape[1], a_shape[2], a_shape[3]);
+    let (groups, n) = (b_shape[1], b_shape[3]);
+    for (head, (a, out)) in a.chunks_exact(m * k).zip(out.chunks_exact_mut(m * n)).enumerate() {
+        let b = &b[head / (heads / groups) * k * n..][..k * n];
+        for (a, out) in a.chunks_exact(k).zip(out.chunks_exact_mut(n)) {
+            out.fill(0.0);
+            for (a, b) in a.iter().zip(b.chunks_exact(n)) {
+                out.iter_mut().zip(b).for_each(|(out, b)| *out += a * b);
+            }
+        }
+    }
+}
+
+/// Row-major strides.
+fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    strides
+}
+
+/// `out[i, j, …] = x[start + i · steps[0] + j · steps[1] + …]` for all indices of `shape`.
+fn gather(x: &[f32], start: usize, shape: &[usize], steps: &[usize], out: &mut [f32]) {
+    match (shape, steps) {
+        ([len, inner @ ..], [step, inner_steps @ ..]) if !inner.is_empty() => {
+            let piece = out.len() / (*len).max(1);
+            for (i, out) in out.chunks_exact_mut(piece.max(1)).enumerate() {
+                gather(x, start + i * step, inner, inner_steps, out);
+            }
+        }
+        (_, [step, ..]) => out.iter_mut().enumerate().for_each(|(i, out)| *out = x[start + i * step]),
+        _ => out.copy_from_slice(&x[start..start + out.len()]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(op: Op, operands: &[(&[f32], &[usize])], shape: &[usize]) -> Vec<f32> {
+        let shapes = operands.iter().map(|(_, shape)| shape.to_vec()).collect::<Vec<_>>();
+        let values = operands.iter().map(|(x, _)| Operand::F32(x)).collect::<Vec<_>>();
+        let mut out = vec![f32::NAN; shape.iter().product()];
+        compute(&op, &values, &shapes, shape, &mut out, &Kernels::scalar()).unwrap();
+        out
+    }
+
+    #[test]
+    fn layout_operators_move_elements_as_documented() {
+        let x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let turned = run(Op::Transpose { perm: vec![1, 0] }, &[(&x, &[2, 3])], &[3, 2]);
+        assert_eq!(turned, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        let part = run(Op::Slice { axis: 1, start: 1, len: 2 }, &[(&x, &[2, 3])], &[2, 2]);
+        assert_eq!(part, [2.0, 3.0, 5.0, 6.0]);
+        let joined = run(Op::Concat { axis: 1 }, &[(&x[..4], &[2, 2]), (&[], &[2, 0]), (&x[4..], &[2, 1])], &[2, 3]);
+        assert_eq!(joined, [1.0, 2.0, 5.0, 3.0, 4.0, 6.0]);
+        let sum = run(Op::Add, &[(&x, &[2, 3]), (&[10.0, 20.0], &[2, 1])], &[2, 3]);
+        assert_eq!(sum, [11.0, 12.0, 13.0, 24.0, 25.0, 26.0]);
+        let product = run(Op::Mul, &[(&x, &[2, 3]), (&[1.0, 10.0, 100.0], &[1, 3])], &[2, 3]);
+        assert_eq!(product, [1.0, 20.0, 300.0, 4.0, 50.0, 600.0]);
+    }
+
+    #[test]
+    fn keys_are_stored_one_dimension_a_row() {
+        let x = [1.0, 2.0, 3.0, 4.0];
+        let mut keys = [0.0; 8];
+        kv_transpose(&x, 1, (2, 2, 2), true, &mut keys);
+        assert_eq!(keys, [0.0, 1.0, 0.0, 2.0, 0.0, 3.0, 0.0, 4.0]);
+        let mut values = [0.0; 8];
+        kv_transpose(&x, 1, (2, 2, 2), false, &mut values);
+        assert_eq!(values, [0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 3.0, 4.0]);
+    }
+}
