@@ -285,3 +285,195 @@ fn the_profile_accounts_for_every_weight() {
     component.set_profiling(false);
     assert!(component.profile().is_empty());
 }
+
+/// Graphs that no pattern covers, or that look like one but are not.
+mod odd_graphs {
+    use super::*;
+    use etgenai::compile::{Flow, plan_storage, write_component};
+    use etgenai::engine::cpu::pool::Pool;
+    use etgenai::graph::{DType, Graph, GraphBuilder, Op, ValueId, WeightProvider};
+    use std::ops::Range;
+
+    struct Noise;
+
+    impl WeightProvider for Noise {
+        fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> etgenai::Result<()> {
+            let mut random = noise((name.len() * 31 + rows.start) as u32);
+            out.iter_mut().for_each(|x| *x = random());
+            Ok(())
+        }
+    }
+
+    /// The engine and the reference agree on all outputs.
+    fn compare(graph: Graph, format: WeightFormat) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c.safetensors");
+        let name = graph.name.clone();
+        let header = plan_storage("c", vec![graph], format).unwrap();
+        write_component(&path, &header, &Noise, &Pool::new(1), &mut |_| Flow::Continue).unwrap();
+        let mut reference = reference(&path);
+        let mut random = noise(99);
+        let mut inputs = Vec::new();
+        for info in reference.graphs()[0].inputs.clone() {
+            let mut tensor = Tensor::zeros(info.clone()).unwrap();
+            match info.dtype {
+                DType::I32 => {
+                    let mut view = tensor.view_mut();
+                    view.as_mut_slice::<i32>().unwrap().iter_mut().enumerate().for_each(|(i, x)| *x = i as i32 % 4);
+                }
+                _ => fill(&mut tensor, |_| random()),
+            }
+            inputs.push(tensor);
+        }
+        let expected = execute(&mut reference, 0, &inputs, &ExecuteOptions::default()).unwrap();
+        for kernels in Kernels::available() {
+            let mut component = load(&path, kernels, 2);
+            let found = execute(&mut *component, 0, &inputs, &ExecuteOptions::default()).unwrap();
+            for (found, expected) in found.iter().zip(&expected) {
+                let db = sqnr(found.as_slice().unwrap(), expected.as_slice().unwrap());
+                assert!(db >= 95.0, "{name} {}: {db:.1} dB", found.info().name);
+            }
+        }
+    }
+
+    fn build(name: &str, make: impl FnOnce(&mut GraphBuilder) -> etgenai::Result<ValueId>) -> Graph {
+        let mut b = GraphBuilder::new(name);
+        let y = make(&mut b).unwrap();
+        b.output(y, "y").unwrap();
+        b.finish().unwrap()
+    }
+
+    #[test]
+    fn every_operator_runs_alone() {
+        let unary = [
+            Op::Scale { factor: -1.5 },
+            Op::SoftCap { cap: 0.7 },
+            Op::Silu,
+            Op::Gelu,
+            Op::GeluTanh,
+            Op::Softmax,
+            Op::Transpose { perm: vec![0, 3, 1, 2] },
+            Op::Transpose { perm: vec![0, 2, 1, 3] },
+            Op::Slice { axis: 2, start: 1, len: 2 },
+        ];
+        for op in unary {
+            let name = op.name();
+            compare(
+                build(name, |b| {
+                    let x = b.input("x", DType::F32, &[1, 3, 5, 7])?;
+                    b.node("n", op, &[x])
+                }),
+                WeightFormat::F32,
+            );
+        }
+        for op in [Op::Add, Op::Mul] {
+            for shape in [[1, 3, 5, 7], [1, 1, 5, 1], [1, 3, 1, 7]] {
+                let op = op.clone();
+                compare(
+                    build(op.name(), |b| {
+                        let a = b.input("a", DType::F32, &[1, 3, 5, 7])?;
+                        let c = b.input("b", DType::F32, &shape)?;
+                        b.node("n", op, &[a, c])
+                    }),
+                    WeightFormat::F32,
+                );
+            }
+        }
+        compare(
+            build("norms", |b| {
+                let x = b.input("x", DType::F32, &[2, 3, 8])?;
+                let (w, v, c) = (b.weight("w", &[8])?, b.weight("ww", &[8])?, b.weight("www", &[8])?);
+                let x = b.node("rms", Op::RmsNorm { eps: 1e-5 }, &[x, w])?;
+                b.node("layer", Op::LayerNorm { eps: 1e-5 }, &[x, v, c])
+            }),
+            WeightFormat::F32,
+        );
+        for interleaved in [false, true] {
+            compare(
+                build("rope", |b| {
+                    let x = b.input("x", DType::F32, &[1, 3, 2, 8])?;
+                    let positions = b.input("positions", DType::I32, &[1, 3])?;
+                    let (cos, sin) = (b.weight("cos", &[4, 3])?, b.weight("sin.", &[4, 3])?);
+                    b.node("n", Op::Rope { interleaved }, &[x, cos, sin, positions])
+                }),
+                WeightFormat::F32,
+            );
+        }
+    }
+
+    #[test]
+    fn matrices_may_have_any_shape_and_use() {
+        for format in [WeightFormat::F32, WeightFormat::F16] {
+            compare(
+                build("linear", |b| {
+                    let x = b.input("x", DType::F32, &[2, 3, 19])?;
+                    let (w, bias) = (b.weight("w", &[23, 19])?, b.weight("bias", &[23])?);
+                    b.node("n", Op::Linear, &[x, w, bias])
+                }),
+                format,
+            );
+            compare(
+                build("a matrix that is also added", |b| {
+                    let x = b.input("x", DType::F32, &[6, 6])?;
+                    let w = b.weight("w", &[6, 6])?;
+                    let y = b.node("linear", Op::Linear, &[x, w])?;
+                    b.node("sum", Op::Add, &[y, w])
+                }),
+                format,
+            );
+            compare(
+                build("a computed matrix", |b| {
+                    let tokens = b.input("tokens", DType::I32, &[1, 5])?;
+                    let table = b.weight("table", &[4, 6])?;
+                    let x = b.node("x", Op::Embedding, &[tokens, table])?;
+                    let x = b.reshape("flat", x, &[5, 6])?;
+                    let w = b.node("w", Op::Scale { factor: 2.0 }, &[x])?;
+                    b.node("y", Op::Linear, &[x, w])
+                }),
+                format,
+            );
+        }
+    }
+
+    #[test]
+    fn outputs_may_be_reshapes_and_be_read_again() {
+        let mut b = GraphBuilder::new("aliases");
+        let x = b.input("x", DType::F32, &[1, 4, 6]).unwrap();
+        let a = b.reshape("a", x, &[1, 4, 2, 3]).unwrap();
+        let c = b.node("c", Op::Scale { factor: 3.0 }, &[a]).unwrap();
+        let d = b.reshape("d", c, &[4, 6]).unwrap();
+        let e = b.reshape("e", c, &[24]).unwrap();
+        let f = b.node("f", Op::Silu, &[d]).unwrap();
+        let g = b.node("g", Op::Transpose { perm: vec![1, 0, 2, 3] }, &[c]).unwrap();
+        for (id, name) in [(f, "f"), (a, "a"), (d, "d"), (e, "e"), (g, "g")] {
+            b.output(id, name).unwrap();
+        }
+        compare(b.finish().unwrap(), WeightFormat::F32);
+    }
+
+    /// Attention whose scores are also an output cannot be fused.
+    #[test]
+    fn attention_runs_unfused_too() {
+        let mut b = GraphBuilder::new("attention");
+        let q = b.input("q", DType::F32, &[1, 3, 4, 8]).unwrap();
+        let (old_k, k) = (b.input("old_k", DType::F32, &[1, 2, 8, 5]).unwrap(), b.input("k", DType::F32, &[1, 2, 8, 3]).unwrap());
+        let (old_v, v) = (b.input("old_v", DType::F32, &[1, 2, 5, 8]).unwrap(), b.input("v", DType::F32, &[1, 2, 3, 8]).unwrap());
+        let mask = b.input("mask", DType::F32, &[1, 1, 3, 8]).unwrap();
+        let keys = b.node("keys", Op::Concat { axis: 3 }, &[old_k, k]).unwrap();
+        let values = b.node("values", Op::Concat { axis: 2 }, &[old_v, v]).unwrap();
+        let q = b.node("turned", Op::Transpose { perm: vec![0, 2, 1, 3] }, &[q]).unwrap();
+        let s = b.node("scores", Op::MatMul, &[q, keys]).unwrap();
+        let s = b.node("scaled", Op::Scale { factor: 0.3 }, &[s]).unwrap();
+        let s = b.node("masked", Op::Add, &[s, mask]).unwrap();
+        let p = b.node("weights", Op::Softmax, &[s]).unwrap();
+        let o = b.node("sum", Op::MatMul, &[p, values]).unwrap();
+        let o = b.node("back", Op::Transpose { perm: vec![0, 2, 1, 3] }, &[o]).unwrap();
+        b.output(o, "o").unwrap();
+        let fused = b.finish().unwrap();
+        let mut unfused = fused.clone();
+        unfused.name = "attention with its weights".into();
+        unfused.outputs.push(p);
+        compare(fused, WeightFormat::F32);
+        compare(unfused, WeightFormat::F32);
+    }
+}

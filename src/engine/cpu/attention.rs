@@ -57,8 +57,9 @@ pub(super) struct RowSpans {
     block: Span,
 }
 
-/// Find the spans of a mask's rows. Computed once a call: all layers share the mask.
-pub(super) fn find_spans(mask: &[f32], shape: &MaskInput, rows: &Range<usize>, spans: &mut Vec<RowSpans>) {
+/// Find the spans of a mask's rows, of which the first `computed` are looked at. Done once a call: all layers share the
+/// mask.
+pub(super) fn find_spans(mask: &[f32], shape: &MaskInput, computed: usize, spans: &mut Vec<RowSpans>) {
     spans.clear();
     for row in mask.chunks_exact((shape.cache + shape.block).max(1)) {
         let (cache, block) = row.split_at(shape.cache);
@@ -67,7 +68,7 @@ pub(super) fn find_spans(mask: &[f32], shape: &MaskInput, rows: &Range<usize>, s
             // Nothing is attended: then everything is, with equal right. Rows of the block that are not computed are
             // not part of "everything".
             found.cache = Span { start: 0, end: shape.cache, open: false };
-            found.block = Span { start: 0, end: rows.end, open: false };
+            found.block = Span { start: 0, end: computed, open: false };
         }
         spans.push(found);
     }

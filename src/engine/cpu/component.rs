@@ -66,7 +66,8 @@ impl LoadedComponent for CpuComponent {
         let rows = select_rows(signature, plan, options)?;
         check_indices(signature, plan, inputs, &rows)?;
         for (mask, spans) in plan.masks.iter().zip(&mut self.workspace.spans) {
-            find_spans(inputs[mask.input].as_slice()?, mask, &rows.valid, spans);
+            let computed = if rows.whole { mask.block } else { rows.valid.end };
+            find_spans(inputs[mask.input].as_slice()?, mask, computed, spans);
         }
         let workspace = &mut self.workspace;
         let mut call = Call { weights: &self.weights, inputs, outputs, rows, workspace };
@@ -129,7 +130,7 @@ fn check_alignment(
 fn select_rows(signature: &GraphSignature, plan: &Plan, options: &ExecuteOptions) -> Result<Rows> {
     let Some(of) = plan.block_rows else {
         // Some step mixes rows: the engine computes all of them, which is always allowed.
-        return Ok(Rows { of: 1, valid: 0..1, logits: 0..1 });
+        return Ok(Rows { of: 1, whole: true, valid: 0..1, logits: 0..1 });
     };
     let graph = &signature.name;
     let valid = options.valid_rows.unwrap_or(of);
@@ -140,7 +141,7 @@ fn select_rows(signature: &GraphSignature, plan: &Plan, options: &ExecuteOptions
     if logits.start > logits.end || logits.end > valid {
         return Err(Error::invalid(format!("graph {graph}: logits_rows {logits:?} are not within the {valid} valid rows")));
     }
-    Ok(Rows { of, valid: 0..valid, logits })
+    Ok(Rows { of, whole: false, valid: 0..valid, logits })
 }
 
 /// Token ids and positions are inside their tables.

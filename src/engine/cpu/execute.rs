@@ -58,8 +58,10 @@ impl Workspace {
 /// The rows of one call.
 #[derive(Debug, Clone)]
 pub(super) struct Rows {
-    /// Rows of the block.
+    /// Rows of the block; 1 if it cannot be taken apart.
     pub of: usize,
+    /// The block cannot be taken apart: everything is computed.
+    pub whole: bool,
     /// Rows that are computed.
     pub valid: Range<usize>,
     /// Rows whose logits are computed.
@@ -69,10 +71,12 @@ pub(super) struct Rows {
 impl Rows {
     /// The rows a step computes.
     pub fn of_step<V>(&self, step: &Step<V>) -> Range<usize> {
-        match (step.rows, step.demand) {
-            (RowRule::Whole, _) => 0..self.of,
-            (_, Demand::Valid) => self.valid.clone(),
-            (_, Demand::Logits) => self.logits.clone(),
+        match (&step.action, step.rows, step.demand) {
+            // Attention counts the mask's rows, also where the block cannot be taken apart.
+            (Action::Attention(shape), ..) if self.whole => 0..shape.rows,
+            (_, RowRule::Whole, _) => 0..self.of,
+            (_, _, Demand::Valid) => self.valid.clone(),
+            (_, _, Demand::Logits) => self.logits.clone(),
         }
     }
 
