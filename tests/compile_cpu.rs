@@ -131,7 +131,9 @@ fn a_cancel_at_any_step_leaves_everything_as_it_was() {
     let files = place.contents();
     let hidden = files.iter().find(|(path, _)| path.file_name().unwrap().to_string_lossy().starts_with('.'));
     assert!(hidden.is_none(), "{hidden:?}");
-    assert!(Artefact::open(&place.out()).unwrap().manifest().component("text_decoder").unwrap().weights.contains_key("w4"));
+    assert!(
+        Artefact::open(&place.out()).unwrap().manifest().component("text_decoder").unwrap().weights.contains_key("w4")
+    );
 }
 
 #[test]
@@ -150,7 +152,8 @@ fn progress_counts_up_to_the_total() {
         Flow::Continue
     };
     let place = Place::new();
-    let report = compile_checkpoint(&checkpoint("llama"), &place.out(), &options(WeightFormat::F16), &mut watch).unwrap();
+    let report =
+        compile_checkpoint(&checkpoint("llama"), &place.out(), &options(WeightFormat::F16), &mut watch).unwrap();
     assert_eq!(stages, [Stage::Graphs, Stage::Weights, Stage::Finish]);
     assert_eq!(last.0, last.1);
     assert_eq!(last.1, report.formats.values().map(|f| f.bytes).sum::<u64>());

@@ -59,7 +59,8 @@ fn write_checkpoint(folder: &Path) -> usize {
     let mut offset = 0;
     for (name, shape) in &tensors {
         let end = offset + shape.iter().product::<usize>() * 2;
-        header.insert(name.clone(), serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}));
+        header
+            .insert(name.clone(), serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}));
         offset = end;
     }
     let header = serde_json::to_vec(&header).unwrap();

@@ -78,8 +78,7 @@ impl<'a> Iterator for Chunks<'a> {
 
     fn next(&mut self) -> Option<Chunk<'a>> {
         let rows = self.rows_per_chunk.min(self.rows - self.next_row);
-        let chunk =
-            Chunk { name: self.name, stored: self.stored, first_row: self.next_row, rows, length: self.length };
+        let chunk = Chunk { name: self.name, stored: self.stored, first_row: self.next_row, rows, length: self.length };
         self.next_row += rows;
         (rows > 0).then_some(chunk)
     }

@@ -163,7 +163,15 @@ pub(super) fn attend(
         let first_row = rows.start + index % cut.row_tasks * cut.rows;
         let task_rows = first_row..rows.end.min(first_row + cut.rows);
         let first_head = index / cut.row_tasks * cut.heads;
-        attend_task(shape, operands, task_rows, first_head..first_head + cut.heads, result, &mut claim(pieces), kernels);
+        attend_task(
+            shape,
+            operands,
+            task_rows,
+            first_head..first_head + cut.heads,
+            result,
+            &mut claim(pieces),
+            kernels,
+        );
     };
     if rows.len() == 1 {
         // With one row, heads outermost is row order.

@@ -105,11 +105,7 @@ impl LoadedComponent for CpuComponent {
 }
 
 /// Every tensor can be read as its element type, so that nothing fails half way.
-fn check_alignment(
-    signature: &GraphSignature,
-    inputs: &[TensorView<'_>],
-    outputs: &[TensorViewMut<'_>],
-) -> Result<()> {
+fn check_alignment(signature: &GraphSignature, inputs: &[TensorView<'_>], outputs: &[TensorViewMut<'_>]) -> Result<()> {
     let given = inputs.iter().map(|t| (t.dtype, t.bytes.as_ptr()));
     let written = outputs.iter().map(|t| (t.dtype, t.bytes.as_ptr()));
     let infos = signature.inputs.iter().chain(&signature.outputs);
@@ -120,7 +116,9 @@ fn check_alignment(
         }
         if !matches!(dtype, DType::F32 | DType::I32) {
             let (graph, name, dtype) = (&signature.name, &info.name, dtype.name());
-            return Err(Error::Unsupported(format!("graph {graph}: {name} is {dtype}; the CPU engine takes f32 and i32")));
+            return Err(Error::Unsupported(format!(
+                "graph {graph}: {name} is {dtype}; the CPU engine takes f32 and i32"
+            )));
         }
     }
     Ok(())
@@ -139,7 +137,9 @@ fn select_rows(signature: &GraphSignature, plan: &Plan, options: &ExecuteOptions
     }
     let logits = options.logits_rows.clone().unwrap_or(0..valid);
     if logits.start > logits.end || logits.end > valid {
-        return Err(Error::invalid(format!("graph {graph}: logits_rows {logits:?} are not within the {valid} valid rows")));
+        return Err(Error::invalid(format!(
+            "graph {graph}: logits_rows {logits:?} are not within the {valid} valid rows"
+        )));
     }
     Ok(Rows { of, whole: false, valid: 0..valid, logits })
 }

@@ -3,7 +3,7 @@
 use super::attention::{AttentionScratch, Operands, RowSpans, attend};
 use super::generic::{self, Operand};
 use super::kernels::{Activations, Kernels, LinearJob};
-use super::plan::{Action, Demand, Gate, Job, MAX_JOBS, Place, Plan, RowRule, Step};
+use super::plan::{Action, Attention, Demand, Gate, Job, MAX_JOBS, Place, Plan, RowRule, Step};
 use super::pool::Pool;
 use super::weights::WeightTable;
 use crate::error::{Error, Result};
@@ -162,13 +162,19 @@ impl<'o> Call<'_, '_, 'o> {
 
     fn compute(&mut self, step: &Step<Place>, rows: Range<usize>, taken: &mut [Taken<'o>; MAX_JOBS]) -> Result<()> {
         if let Action::Linear { jobs, width, integer } = &step.action {
-            return self.linear(step, jobs, (*width, *integer), rows, taken);
+            let mut activations = std::mem::take(&mut self.workspace.activations);
+            let result = self.linear(step, jobs, (*width, *integer), rows, taken, &mut activations);
+            self.workspace.activations = activations;
+            return result;
         }
         let out = taken[0].values()?;
-        if let Action::Attention(_) = &step.action {
-            return self.attention(step, rows, out);
-        }
         match &step.action {
+            Action::Attention(shape) => {
+                let mut scratch = std::mem::take(&mut self.workspace.attention);
+                let result = self.attention(step, shape, rows, out, &mut scratch);
+                self.workspace.attention = scratch;
+                result
+            }
             Action::KvTranspose { keys, rows: all, heads, dim } => {
                 let x = self.f32(step.reads[0])?;
                 let x = &x[self.rows.elements(&rows, x.len())];
@@ -253,14 +259,14 @@ impl<'o> Call<'_, '_, 'o> {
     }
 
     fn linear(
-        &mut self,
+        &self,
         step: &Step<Place>,
         jobs: &[Job],
         (width, integer): (usize, bool),
         rows: Range<usize>,
         taken: &mut [Taken<'o>; MAX_JOBS],
+        activations: &mut Activations,
     ) -> Result<()> {
-        let mut activations = std::mem::take(&mut self.workspace.activations);
         let Workspace { kernels, pool, .. } = &*self.workspace;
         let x = self.f32(step.reads[0])?;
         let x = &x[self.rows.elements(&rows, x.len())];
@@ -275,19 +281,23 @@ impl<'o> Call<'_, '_, 'o> {
             let part = self.rows.elements(&rows, out.len());
             prepared.push(LinearJob { weight, bias, residual, out: &mut out[part] });
         }
-        kernels.linear(pool, &activations, &mut prepared);
-        self.workspace.activations = activations;
+        kernels.linear(pool, activations, &mut prepared);
         Ok(())
     }
 
-    fn attention(&mut self, step: &Step<Place>, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let (Action::Attention(shape), &[q, k_cache, v_cache, k_block, v_block, mask]) =
-            (&step.action, step.reads.as_slice())
-        else {
+    fn attention(
+        &self,
+        step: &Step<Place>,
+        shape: &Attention,
+        rows: Range<usize>,
+        out: &mut [f32],
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        let &[q, k_cache, v_cache, k_block, v_block, mask] = step.reads.as_slice() else {
             return Err(Error::internal("an attention step has six operands"));
         };
-        let mut scratch = std::mem::take(&mut self.workspace.attention);
-        let spans = self.workspace.spans.get(shape.mask);
+        let Workspace { kernels, pool, spans, .. } = &*self.workspace;
+        let spans = spans.get(shape.mask).ok_or_else(|| Error::internal("an attention step has no mask"))?;
         let operands = Operands {
             q: self.f32(q)?,
             k_cache: self.f32(k_cache)?,
@@ -295,10 +305,9 @@ impl<'o> Call<'_, '_, 'o> {
             k_block: self.f32(k_block)?,
             v_block: self.f32(v_block)?,
             mask: self.f32(mask)?,
-            spans: spans.ok_or_else(|| Error::internal("an attention step has no mask"))?,
+            spans,
         };
-        attend(shape, &operands, rows, out, &mut scratch, (&self.workspace.kernels, &self.workspace.pool));
-        self.workspace.attention = scratch;
+        attend(shape, &operands, rows, out, scratch, (kernels, pool));
         Ok(())
     }
 
@@ -311,7 +320,8 @@ impl<'o> Call<'_, '_, 'o> {
                 bytemuck::try_cast_slice(output.bytes).map_err(|e| Error::invalid(format!("output {number}: {e}")))
             }
             Place::Scratch { buffer, len } => {
-                let tensor = self.workspace.buffers.get(buffer).and_then(Option::as_ref).ok_or_else(|| missing(place))?;
+                let tensor =
+                    self.workspace.buffers.get(buffer).and_then(Option::as_ref).ok_or_else(|| missing(place))?;
                 tensor.as_slice::<f32>()?.get(..len).ok_or_else(|| missing(place))
             }
         }

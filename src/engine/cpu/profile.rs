@@ -81,13 +81,12 @@ pub(super) fn step_cost<V>(step: &Step<V>, plan: &Plan, rows: &Rows, weights: &W
     let range = rows.of_step(step);
     let count = range.len() as u64;
     match &step.action {
-        Action::Linear { jobs, .. } => jobs.iter().filter_map(|job| weights.packed(job.weight).ok()).fold(
-            Cost::default(),
-            |cost, matrix| Cost {
+        Action::Linear { jobs, .. } => {
+            jobs.iter().filter_map(|job| weights.packed(job.weight).ok()).fold(Cost::default(), |cost, matrix| Cost {
                 bytes: cost.bytes + if count > 0 { matrix.bytes().len() as u64 } else { 0 },
                 flops: cost.flops + 2 * count * matrix.rows() as u64 * matrix.cols() as u64,
-            },
-        ),
+            })
+        }
         Action::Embedding { table } => {
             let row = weights.packed(*table).map_or(0, |m| m.bytes().len() / m.rows());
             Cost { bytes: count * row as u64, flops: 0 }

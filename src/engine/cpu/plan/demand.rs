@@ -27,7 +27,8 @@ pub(super) fn restrict(graph: &Graph, steps: &mut Vec<Step<ValueId>>, alias: &Al
         step.demand = if step.rows == RowRule::Whole { Demand::Valid } else { demand };
         for (number, &id) in step.reads.iter().enumerate() {
             // New keys and values are read by every later row, whichever rows are asked for.
-            let same_rows = step.rows == RowRule::RowWise || (number == 0 && matches!(step.action, Action::Attention(_)));
+            let same_rows =
+                step.rows == RowRule::RowWise || (number == 0 && matches!(step.action, Action::Attention(_)));
             want(&mut wanted, id, if same_rows { step.demand } else { Demand::Valid });
         }
     }

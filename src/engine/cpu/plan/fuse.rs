@@ -227,12 +227,14 @@ impl Fuser<'_> {
         let (value_cache, value_dim) = (f.shape(values.inputs[0])[2], f.shape(values.inputs[0])[3]);
         let block = f.shape(keys.inputs[1])[3];
         let fits = value_cache == cache && block == rows && f.shape(values.inputs[1])[2] == rows;
-        let cached = f.input(keys.inputs[0]).is_some() && f.input(values.inputs[0]).is_some();
+        let given = f.input(keys.inputs[0]).is_some() && f.input(values.inputs[0]).is_some();
         let mask = f.input(masked.inputs[1])?;
-        if !fits || !cached || f.shape(masked.inputs[1]) != [1, 1, rows, cache + rows] {
+        if !fits || !given || f.shape(masked.inputs[1]) != [1, 1, rows, cache + rows] {
             return None;
         }
-        let reads = [turned.inputs[0], keys.inputs[0], values.inputs[0], keys.inputs[1], values.inputs[1]];
+        let cached = [keys.inputs[0], values.inputs[0]];
+        let new = [keys.inputs[1], values.inputs[1]];
+        let reads = [turned.inputs[0], cached[0], cached[1], new[0], new[1], masked.inputs[1]];
         let output = last.output;
         let mask = self.mask_number(MaskInput { input: mask, cache, block });
         let scale = scale.unwrap_or(1.0);
@@ -340,14 +342,16 @@ impl Fuser<'_> {
     fn check_rows(&mut self, step: &mut Step<ValueId>) {
         let has_rows = |id: &ValueId| self.has_rows[id.0 as usize];
         match (&step.action, step.rows) {
-            (Action::Attention(_), _) if has_rows(&step.reads[0]) && self.starts_with_rows(self.facts.shape(step.writes[0])) => {
+            (Action::Attention(_), _)
+                if has_rows(&step.reads[0]) && self.starts_with_rows(self.facts.shape(step.writes[0])) =>
+            {
                 self.has_rows[step.writes[0].0 as usize] = true;
             }
             (Action::KvTranspose { .. }, _) if has_rows(&step.reads[0]) => {}
             (_, RowRule::RowWise) => {
                 let mut writes = step.writes.iter();
-                let row_wise = step.reads.iter().all(has_rows)
-                    && writes.all(|id| self.starts_with_rows(self.facts.shape(*id)));
+                let row_wise =
+                    step.reads.iter().all(has_rows) && writes.all(|id| self.starts_with_rows(self.facts.shape(*id)));
                 if row_wise {
                     step.writes.iter().for_each(|id| self.has_rows[id.0 as usize] = true);
                 } else {

@@ -1,8 +1,8 @@
 //! Where each value lives.
 
 use super::super::weights::WeightTable;
-use super::fuse::Aliases;
 use super::Step;
+use super::fuse::Aliases;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, ValueId, ValueKind};
 use std::collections::HashMap;

@@ -140,9 +140,7 @@ pub(super) struct Job {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Action {
     /// Reads token ids; decodes rows of a packed table.
-    Embedding {
-        table: usize,
-    },
+    Embedding { table: usize },
     /// Reads `x` and the residuals; writes one result per job.
     Linear {
         jobs: Vec<Job>,
@@ -152,10 +150,7 @@ pub(super) enum Action {
         integer: bool,
     },
     /// Reads `x`.
-    RmsNorm {
-        weight: usize,
-        eps: f32,
-    },
+    RmsNorm { weight: usize, eps: f32 },
     /// Reads `x` and the positions.
     Rope {
         cos: usize,
@@ -175,22 +170,13 @@ pub(super) enum Action {
     /// Reads `x`.
     SoftCap(f32),
     /// `[rows, heads, dim]` to `[heads, dim, rows]` (keys) or `[heads, rows, dim]` (values).
-    KvTranspose {
-        keys: bool,
-        rows: usize,
-        heads: usize,
-        dim: usize,
-    },
-    /// Reads q, cached keys, cached values, new keys, new values; writes `[rows, heads, value_dim]`.
+    KvTranspose { keys: bool, rows: usize, heads: usize, dim: usize },
+    /// Reads q, cached keys, cached values, new keys, new values, the mask; writes `[rows, heads, value_dim]`.
     Attention(Attention),
     /// The same elements in another place.
     Copy,
     /// Any operator, as the IR defines it; reads its operands.
-    Generic {
-        op: Op,
-        shapes: Vec<Vec<usize>>,
-        shape: Vec<usize>,
-    },
+    Generic { op: Op, shapes: Vec<Vec<usize>>, shape: Vec<usize> },
 }
 
 impl Plan {
