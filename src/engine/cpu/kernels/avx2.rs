@@ -49,9 +49,7 @@ unsafe fn panel_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
         if tokens == 1 {
             one_w4(panel, x, first, tile);
         } else {
-            for half in 0..2 {
-                many_w4(panel, x, first, tokens, half, tile);
-            }
+            many_w4(panel, x, first, tokens, tile);
         }
     }
 }
@@ -96,39 +94,76 @@ unsafe fn one_w4(panel: &[u8], x: IntRows<'_>, token: usize, tile: &mut Tile) {
     }
 }
 
-/// Several tokens: the eight registers of a group's nibbles, for half of the rows, are used for all tokens.
+/// Several tokens: a group's nibbles are unpacked once, then used for four tokens at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn many_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, half: usize, tile: &mut Tile) {
+unsafe fn many_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, tile: &mut Tile) {
     let (values, scales, minima) = w4::split(panel);
     let nibble = _mm256_set1_epi8(15);
+    tile[..tokens * PANEL_ROWS].fill(0.0);
     for (g, block) in values.chunks_exact(w4::BLOCK_BYTES).enumerate() {
-        // SAFETY: as in `one_w4`; token `t` is below `tokens`, for which `x` (from `first`) and the tile have room.
+        // SAFETY: as in `one_w4`; `tokens` rows of `x` from row `first` and of the tile exist.
         unsafe {
-            let load = |step: usize| _mm256_loadu_si256(block.as_ptr().add(step * 64 + half * 32).cast());
-            let bytes = [load(0), load(1), load(2), load(3)];
+            let load = |i: usize| _mm256_loadu_si256(block.as_ptr().add(i * 32).cast());
+            let bytes: [__m256i; 8] = std::array::from_fn(load);
             let low = bytes.map(|b| _mm256_and_si256(b, nibble));
             let high = bytes.map(|b| _mm256_and_si256(_mm256_srli_epi16::<4>(b), nibble));
-            let scale = params(scales.as_ptr().add(g * 32 + half * 16));
-            let min = params(minima.as_ptr().add(g * 32 + half * 16));
-            let at = g * x.rows + first;
-            let (mut q, xs, xm) =
-                (x.quantized.as_ptr().add(at * GROUP), x.scales.as_ptr().add(at), x.sums.as_ptr().add(at));
-            let mut out = tile.as_mut_ptr().add(half * LANES);
-            for t in 0..tokens {
-                let mut sum = _mm256_maddubs_epi16(low[0], four(q));
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(low[1], four(q.add(4))));
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(low[2], four(q.add(8))));
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(low[3], four(q.add(12))));
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[0], four(q.add(16))));
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[1], four(q.add(20))));
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[2], four(q.add(24))));
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[3], four(q.add(28))));
-                let old = if g == 0 { _mm256_setzero_ps() } else { _mm256_loadu_ps(out) };
-                let y = _mm256_fmadd_ps(min, _mm256_broadcast_ss(&*xm.add(t)), old);
-                let y = _mm256_fmadd_ps(_mm256_mul_ps(widen(sum), scale), _mm256_broadcast_ss(&*xs.add(t)), y);
-                _mm256_storeu_ps(out, y);
-                q = q.add(GROUP);
-                out = out.add(PANEL_ROWS);
+            let (s, m) = (scales.as_ptr().add(g * 32), minima.as_ptr().add(g * 32));
+            let group = GroupW4 {
+                weights: [low, high],
+                scales: [params(s), params(s.add(16))],
+                minima: [params(m), params(m.add(16))],
+            };
+            for t in (0..tokens).step_by(4) {
+                let (at, out) = (g * x.rows + first + t, tile.as_mut_ptr().add(t * PANEL_ROWS));
+                match tokens - t {
+                    1 => group.multiply::<1>(x, at, out),
+                    2 => group.multiply::<2>(x, at, out),
+                    3 => group.multiply::<3>(x, at, out),
+                    _ => group.multiply::<4>(x, at, out),
+                }
+            }
+        }
+    }
+}
+
+/// A group of a panel, ready to be multiplied with many tokens.
+struct GroupW4 {
+    /// Columns 0 to 15, then 16 to 31; of these eight registers: four columns of rows 0 to 7, of rows 8 to 15, the next
+    /// four columns, …
+    weights: [[__m256i; 8]; 2],
+    /// Rows 0 to 7, rows 8 to 15.
+    scales: [__m256; 2],
+    minima: [__m256; 2],
+}
+
+impl GroupW4 {
+    /// Add the products with `MT` tokens (group-and-row number `at` of `x` and following) to `MT` rows of `out`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn multiply<const MT: usize>(&self, x: IntRows<'_>, at: usize, out: *mut f32) {
+        // SAFETY: the caller promises `MT` rows of `x` and `out`.
+        // No saturation: 8 · 2 · 15 · 127 = 30480.
+        unsafe {
+            let q = x.quantized.as_ptr().add(at * GROUP);
+            let mut sums = [[_mm256_setzero_si256(); 2]; MT];
+            for step in 0..8 {
+                let weights = &self.weights[step / 4];
+                let (upper, lower) = (weights[step % 4 * 2], weights[step % 4 * 2 + 1]);
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let x = four(q.add(t * GROUP + step * 4));
+                    sums[0] = _mm256_add_epi16(sums[0], _mm256_maddubs_epi16(upper, x));
+                    sums[1] = _mm256_add_epi16(sums[1], _mm256_maddubs_epi16(lower, x));
+                }
+            }
+            for (t, sums) in sums.iter().enumerate() {
+                let scale = _mm256_broadcast_ss(&*x.scales.as_ptr().add(at + t));
+                let sum = _mm256_broadcast_ss(&*x.sums.as_ptr().add(at + t));
+                for half in 0..2 {
+                    let out = out.add(t * PANEL_ROWS + half * LANES);
+                    let y = _mm256_fmadd_ps(self.minima[half], sum, _mm256_loadu_ps(out));
+                    let product = _mm256_mul_ps(widen(sums[half]), self.scales[half]);
+                    _mm256_storeu_ps(out, _mm256_fmadd_ps(product, scale, y));
+                }
             }
         }
     }

@@ -159,7 +159,7 @@ macro_rules! map {
 pub(super) unsafe fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let whole = x.len() - x.len() % V::LANES;
     // SAFETY: every access is within `x`; instructions as the caller promises.
-    unsafe {
+    let factor = unsafe {
         let mut squares = V::splat(0.0);
         for i in (0..whole).step_by(V::LANES) {
             let v = V::load(x.as_ptr().add(i));
@@ -169,9 +169,9 @@ pub(super) unsafe fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], eps: f32, ou
             let v = V::load_part(x.as_ptr().add(whole), x.len() - whole);
             squares = v.mul_add(v, squares);
         }
-        let factor = V::splat(1.0 / (squares.sum() / x.len() as f32 + eps).sqrt());
-        zip!(V, x, weight, out, |x, w| x.mul(factor).mul(w));
-    }
+        V::splat(1.0 / (squares.sum() / x.len() as f32 + eps).sqrt())
+    };
+    zip!(V, x, weight, out, |x, w| x.mul(factor).mul(w));
 }
 
 #[inline(always)]
