@@ -119,6 +119,9 @@ impl KvStore {
             let (filled, stride) = (self.filled, self.stride);
             return Err(Error::internal(format!("commit of {count} of {ar} KV slots at {filled} of {stride}")));
         }
+        if count == 0 {
+            return Ok(());
+        }
         let (keys, values) = outputs.split_at(self.layers.len());
         for ((layer, keys), values) in self.layers.iter_mut().zip(keys).zip(values) {
             layer.keys.append(keys.bytes(), ar, count, self.filled, self.stride);
