@@ -9,14 +9,14 @@ use super::sampler::Sampler;
 use super::stats::{Clock, TotalStats};
 use crate::artefact::{Artefact, GenerationDefaults};
 use crate::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, Tokenizer};
+use crate::compile::TEXT_DECODER;
+use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::{Engine, LoadedComponent};
 use crate::error::{Error, Result};
 use std::path::Path;
 
 /// Name prefix of the built-in compatibility templates in [`RunnerOptions::template`].
 const COMPAT_PREFIX: &str = "upstream:";
-/// Name of the decoder among the components of an artefact.
-const TEXT_DECODER: &str = "text_decoder";
 
 /// A conversation with a model.
 ///
@@ -60,6 +60,16 @@ pub struct RunnerParts {
 }
 
 impl Runner {
+    /// Open a compiled model with the built-in CPU engine.
+    ///
+    /// # Errors
+    /// A missing, malformed or unsupported artefact, option or template; the error names it.
+    pub fn open(dir: impl AsRef<Path>, options: &RunnerOptions) -> Result<Self> {
+        options.validate()?;
+        let engine = CpuEngine::new(CpuOptions { threads: options.threads, ..Default::default() });
+        Self::open_with(dir, &engine, options)
+    }
+
     /// Open a compiled model with any engine; [`RunnerOptions::threads`] is the engine's own matter then.
     ///
     /// # Errors
