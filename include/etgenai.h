@@ -1,0 +1,1740 @@
+/*
+ * etgenai: from a checkpoint to a conversation on a device.
+ *
+ * Generated from src/capi by cbindgen; do not edit.
+ *
+ * House rules, true of every function here:
+ *
+ * - Status. Functions return int32_t: ETG_OK (0), an error (negative), or something worth knowing that is not an
+ *   error (positive). After an error etg_last_error_message() says what was wrong, for the thread that made the call;
+ *   etg_runner_last_error() says it for a runner.
+ * - Handles are opaque. etg_x_create and etg_x_open make them, etg_x_free takes them back; etg_x_free(NULL) does
+ *   nothing. A handle that was freed or is of another kind is an error code, not undefined behaviour. A handle is a
+ *   ticket and not the address of anything.
+ * - Text is UTF-8 with a length in bytes. What comes in needs no NUL at its end, and is copied when it is kept. NULL with
+ *   length 0 is the empty text.
+ * - "borrowed" means: the library's memory, valid as long as the function says; do not free it.
+ * - Structs start with struct_size; initialise them with their etg_x_init(). They grow at the end only.
+ * - Callbacks get the user_data they were registered with, on the thread that made the call. No C++ exception and no
+ *   longjmp may leave them.
+ * - The library never prints, never exits, installs no signal handler, and needs no shutdown. It cannot be unloaded:
+ *   dlclose leaves it in the process.
+ * - Within a major version functions, constants and struct fields are only added.
+ *
+ * SPDX-License-Identifier: MIT OR Apache-2.0
+ */
+#ifndef ETGENAI_H
+#define ETGENAI_H
+
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/** Where functions live: define ETG_STATIC to link the static library on Windows. */
+#if defined(_WIN32) && !defined(ETG_STATIC)
+#define ETG_API __declspec(dllimport)
+#else
+#define ETG_API
+#endif
+
+/** The compiler warns when a status is dropped. */
+#if defined(__cplusplus) && __cplusplus >= 201703L
+#define ETG_MUST_USE [[nodiscard]]
+#elif defined(__GNUC__) || defined(__clang__)
+#define ETG_MUST_USE __attribute__((warn_unused_result))
+#elif defined(_MSC_VER)
+#define ETG_MUST_USE _Check_return_
+#else
+#define ETG_MUST_USE
+#endif
+
+/** Version of this header as one number; etg_version_number() is that of the loaded library. */
+#define ETG_VERSION_NUMBER (ETG_VERSION_MAJOR * 1000000 + ETG_VERSION_MINOR * 1000 + ETG_VERSION_PATCH)
+
+
+/**
+ * Major version of this header. Within one major version, functions are only added.
+ */
+#define ETG_VERSION_MAJOR 0
+
+/**
+ * Minor version of this header.
+ */
+#define ETG_VERSION_MINOR 1
+
+/**
+ * Patch version of this header.
+ */
+#define ETG_VERSION_PATCH 0
+
+/**
+ * Success. Of `etg_runner_generate`: the model ended its reply itself.
+ */
+#define ETG_OK 0
+
+/**
+ * Not an error: the reply ended because of `etg_runner_cancel`.
+ */
+#define ETG_STOP_CANCELLED 1
+
+/**
+ * Not an error: the reply ended at `max_new_tokens`.
+ */
+#define ETG_STOP_LENGTH 2
+
+/**
+ * Not an error: the reply ended because the context is full.
+ */
+#define ETG_STOP_CONTEXT_FULL 3
+
+/**
+ * Not an error: the reply ended at a stop string, which is not part of the reply.
+ */
+#define ETG_STOP_STRING 4
+
+/**
+ * Not an error: the reply ended because the event callback asked for it.
+ */
+#define ETG_STOP_CALLBACK 5
+
+/**
+ * An argument or option has a value that is not allowed: NULL, not UTF-8, out of range, a handle that is not live.
+ */
+#define ETG_ERROR_INVALID_ARGUMENT -1
+
+/**
+ * The named thing (file, model, option, graph, tensor) does not exist.
+ */
+#define ETG_ERROR_NOT_FOUND -2
+
+/**
+ * The operating system refused a file operation.
+ */
+#define ETG_ERROR_IO -3
+
+/**
+ * A file, template or JSON text is malformed; the message names file, field and reason.
+ */
+#define ETG_ERROR_FORMAT -4
+
+/**
+ * A well-formed request for something this build cannot do.
+ */
+#define ETG_ERROR_UNSUPPORTED -5
+
+/**
+ * The conversation does not fit the context; the message holds both numbers.
+ */
+#define ETG_ERROR_CONTEXT_FULL -6
+
+/**
+ * The call is not allowed in the handle's present state.
+ */
+#define ETG_ERROR_INVALID_STATE -7
+
+/**
+ * An earlier call failed half way; only reset, free and getters are allowed now.
+ */
+#define ETG_ERROR_POISONED -8
+
+/**
+ * The handle is in use by another call (another thread, or the callback we are in).
+ */
+#define ETG_ERROR_BUSY -9
+
+/**
+ * The caller's progress callback ended the work.
+ */
+#define ETG_ERROR_CANCELLED -10
+
+/**
+ * The engine could not load or execute.
+ */
+#define ETG_ERROR_ENGINE -11
+
+/**
+ * A bug of this library, caught. The process is safe to go on.
+ */
+#define ETG_ERROR_INTERNAL -12
+
+/**
+ * Reserved: no function of this version returns it.
+ */
+#define ETG_ERROR_BUFFER_TOO_SMALL -13
+
+/**
+ * Log level: no messages.
+ */
+#define ETG_LOG_OFF 0
+
+/**
+ * Log level: failures that are bugs of this library.
+ */
+#define ETG_LOG_ERROR 1
+
+/**
+ * Log level: calls that failed, by name and code.
+ */
+#define ETG_LOG_WARN 2
+
+/**
+ * Log level: what was opened, compiled and run.
+ */
+#define ETG_LOG_INFO 3
+
+/**
+ * Log level: details; from here on messages may quote prompts and replies.
+ */
+#define ETG_LOG_DEBUG 4
+
+/**
+ * Log level: everything.
+ */
+#define ETG_LOG_TRACE 5
+
+/**
+ * Role of a message: instructions that hold for the whole conversation.
+ */
+#define ETG_ROLE_SYSTEM 0
+
+/**
+ * Role of a message: the person.
+ */
+#define ETG_ROLE_USER 1
+
+/**
+ * Role of a message: the model.
+ */
+#define ETG_ROLE_ASSISTANT 2
+
+/**
+ * Role of a message: the result of a tool the model called.
+ */
+#define ETG_ROLE_TOOL 3
+
+/**
+ * Event: the text of the new messages (`text`), when the option echo is on.
+ */
+#define ETG_EVENT_PROMPT 1
+
+/**
+ * Event: `done` of `total` prompt tokens are processed; those found in the KV cache do not count.
+ */
+#define ETG_EVENT_PREFILL 2
+
+/**
+ * Event: a token was sampled: its id (`token`) and its number in this reply from 0 (`done`). Comes before its text.
+ */
+#define ETG_EVENT_TOKEN 3
+
+/**
+ * Event: more of the reply (`text`): whole UTF-8 characters, never empty, never a part of a stop string.
+ */
+#define ETG_EVENT_TEXT 4
+
+/**
+ * Event: the last one of every run: `status` is what the call is about to return, `text` the error's message if it is
+ * negative.
+ */
+#define ETG_EVENT_FINISHED 5
+
+/**
+ * Weights: single precision.
+ */
+#define ETG_WEIGHTS_F32 0
+
+/**
+ * Weights: half precision.
+ */
+#define ETG_WEIGHTS_F16 1
+
+/**
+ * Weights: bfloat16.
+ */
+#define ETG_WEIGHTS_BF16 2
+
+/**
+ * Weights: int8 in groups of 32.
+ */
+#define ETG_WEIGHTS_W8 3
+
+/**
+ * Weights: int4 in groups of 32, with an int8 embedding table and output head.
+ */
+#define ETG_WEIGHTS_W4 4
+
+/**
+ * Stage of a compilation: building and checking the graphs.
+ */
+#define ETG_STAGE_GRAPHS 1
+
+/**
+ * Stage of a compilation: packing weights; `done` and `total` are bytes.
+ */
+#define ETG_STAGE_WEIGHTS 2
+
+/**
+ * Stage of a compilation: checking what was written, tokenizer and template.
+ */
+#define ETG_STAGE_FINISH 3
+
+/**
+ * Text or token ids that a call returned. Read it with `etg_buffer_text` or `etg_buffer_ids`, free it with
+ * `etg_buffer_free`.
+ */
+typedef struct etg_buffer etg_buffer;
+
+/**
+ * How a checkpoint is compiled: weight format, context, block size.
+ */
+typedef struct etg_compile_options etg_compile_options;
+
+/**
+ * Turns token ids that come one at a time into text that comes in whole UTF-8 characters.
+ */
+typedef struct etg_detokenizer etg_detokenizer;
+
+/**
+ * How a reply is generated and how tokens are chosen. A new one is greedy, without a limit other than the context.
+ * Setters check their value at once and leave the options unchanged when it is refused.
+ */
+typedef struct etg_generate_options etg_generate_options;
+
+/**
+ * A list of messages, each a role and its parts. Text is never scanned for markers and never becomes control tokens.
+ */
+typedef struct etg_messages etg_messages;
+
+/**
+ * A conversation with a compiled model: its history, its KV cache, its weights.
+ *
+ * One call at a time: a call while another one runs, on another thread or from a callback, returns
+ * `ETG_ERROR_BUSY` and changes nothing. Allowed at any time are `etg_runner_cancel` and the getters.
+ */
+typedef struct etg_runner etg_runner;
+
+/**
+ * How a runner is opened: threads, chat template, system prompt. The values are read when a runner is opened.
+ */
+typedef struct etg_runner_options etg_runner_options;
+
+/**
+ * The tokenizer of a compiled model. It never changes, so any number of threads may use it at once.
+ */
+typedef struct etg_tokenizer etg_tokenizer;
+
+/**
+ * Receives one log message: `level` (`ETG_LOG_ERROR` to `ETG_LOG_TRACE`) and `length` bytes of UTF-8 text without a
+ * newline at its end. Called on whichever thread logs, several at once: it must be thread-safe. `text` is valid
+ * during the call only. Calls into the library from here are allowed, what they log is dropped. It must return
+ * normally: no exception, no longjmp.
+ */
+typedef void (*etg_log_fn)(void *user_data,
+                           int32_t level,
+                           const char *text,
+                           size_t length);
+
+/**
+ * Called once with a `user_data` that the library will not use again.
+ */
+typedef void (*etg_destroy_fn)(void *user_data);
+
+/**
+ * One event of a run. Fields that a kind does not name are 0 or NULL.
+ */
+typedef struct etg_event {
+    /**
+     * Bytes that the library filled.
+     */
+    uint32_t struct_size;
+    /**
+     * An `ETG_EVENT_` constant. Ignore kinds you do not know.
+     */
+    int32_t kind;
+    /**
+     * UTF-8 text without NUL at its end, valid during the callback only; NULL if the kind has none.
+     */
+    const char *text;
+    /**
+     * Bytes of `text`.
+     */
+    size_t text_length;
+    /**
+     * Token id.
+     */
+    uint32_t token;
+    /**
+     * Status code.
+     */
+    int32_t status;
+    /**
+     * Tokens done, or number of the token.
+     */
+    uint64_t done;
+    /**
+     * Tokens to do.
+     */
+    uint64_t total;
+} etg_event;
+
+/**
+ * Receives the events of a run, on the thread that called. Returns 0 to go on; any other number ends the run with
+ * `ETG_STOP_CALLBACK` (ignored on the last event). It may call `etg_runner_cancel` and the getters of the runner; other
+ * calls on the same runner return `ETG_ERROR_BUSY`. It must return normally: no exception, no longjmp.
+ */
+typedef int32_t (*etg_event_fn)(void *user_data,
+                                const struct etg_event *event);
+
+/**
+ * One finished reply: its text, its tokens, counts and times. Initialise it with `etg_turn_result_init`.
+ */
+typedef struct etg_turn_result {
+    /**
+     * Size of this struct as the program was compiled; afterwards the bytes that were filled.
+     */
+    uint32_t struct_size;
+    /**
+     * What the call returned: `ETG_OK` or an `ETG_STOP_` constant.
+     */
+    int32_t status;
+    /**
+     * The reply: UTF-8, with a NUL behind it that is not counted; no special tokens, nothing from a stop string on.
+     */
+    const char *text;
+    /**
+     * Bytes of `text`.
+     */
+    size_t text_length;
+    /**
+     * The sampled token ids, without the end-of-sequence token that ended the reply.
+     */
+    const uint32_t *tokens;
+    /**
+     * Number of `tokens`.
+     */
+    size_t token_count;
+    /**
+     * Seed that was used, if `has_seed` is 1.
+     */
+    uint64_t seed;
+    /**
+     * Tokens of the whole prompt, history included.
+     */
+    uint64_t prompt_tokens;
+    /**
+     * Prompt tokens that were in the KV cache already.
+     */
+    uint64_t reused_tokens;
+    /**
+     * Prompt tokens that were computed in this turn.
+     */
+    uint64_t prefilled_tokens;
+    /**
+     * Tokens sampled, the first and the end-of-sequence token included.
+     */
+    uint64_t generated_tokens;
+    /**
+     * Rendering and tokenizing, milliseconds.
+     */
+    double encode_ms;
+    /**
+     * Computing the prompt, milliseconds.
+     */
+    double prefill_ms;
+    /**
+     * From the start to the first sampled token, milliseconds; 0 if there was none.
+     */
+    double first_token_ms;
+    /**
+     * From the first sampled token to the end, milliseconds.
+     */
+    double decode_ms;
+    /**
+     * Choosing tokens, milliseconds.
+     */
+    double sampling_ms;
+    /**
+     * Inside the engine, milliseconds.
+     */
+    double engine_ms;
+    /**
+     * The whole turn, milliseconds.
+     */
+    double total_ms;
+    /**
+     * Computed prompt tokens a second; 0 if not defined.
+     */
+    double prefill_tokens_per_second;
+    /**
+     * Decode steps a second; 0 if not defined.
+     */
+    double decode_tokens_per_second;
+    /**
+     * 1 if tokens were drawn with `seed`, 0 if the choice was greedy.
+     */
+    int32_t has_seed;
+    /**
+     * 0.
+     */
+    int32_t reserved;
+} etg_turn_result;
+
+/**
+ * Where a compilation is.
+ */
+typedef struct etg_progress {
+    /**
+     * Bytes that the library filled.
+     */
+    uint32_t struct_size;
+    /**
+     * An `ETG_STAGE_` constant. Ignore stages you do not know.
+     */
+    int32_t stage;
+    /**
+     * What is worked on, a weight or a file: UTF-8 without NUL at its end, valid during the callback only.
+     */
+    const char *item;
+    /**
+     * Bytes of `item`.
+     */
+    size_t item_length;
+    /**
+     * Units of this stage that are done.
+     */
+    uint64_t done;
+    /**
+     * Units of this stage.
+     */
+    uint64_t total;
+} etg_progress;
+
+/**
+ * Receives the progress of a compilation, on the thread that called. Returns 0 to go on; any other number ends the work
+ * with `ETG_ERROR_CANCELLED`. It must return normally: no exception, no longjmp.
+ */
+typedef int32_t (*etg_progress_fn)(void *user_data,
+                                   const struct etg_progress *progress);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * Version of the loaded library: major * 1000000 + minor * 1000 + patch. Compare with `ETG_VERSION_NUMBER`, or let
+ * `etg_check_abi` do it.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: none, cannot fail.
+ * - After a failure: not applicable.
+ */
+ETG_API
+uint32_t etg_version_number(void);
+
+/**
+ * Version of the loaded library as text, e.g. "0.1.0", NUL-terminated.
+ *
+ * - Threads: any.
+ * - Owns: nothing; the text lives as long as the process.
+ * - Codes: none, cannot fail, never NULL.
+ * - After a failure: not applicable.
+ */
+ETG_API
+const char *etg_version_string(void);
+
+/**
+ * Name of a status code, e.g. "ETG_ERROR_IO"; "unknown status" for a number that is none. NUL-terminated.
+ *
+ * - Threads: any.
+ * - Owns: nothing; the text lives as long as the process.
+ * - Codes: none, cannot fail, never NULL.
+ * - After a failure: not applicable.
+ */
+ETG_API
+const char *etg_status_name(int32_t status);
+
+/**
+ * Code of the last call that failed on this thread; `ETG_OK` when none did.
+ *
+ * - Threads: any; each thread has its own record.
+ * - Owns: nothing.
+ * - Codes: those of the call that failed.
+ * - After a failure: not applicable, cannot fail.
+ */
+ETG_API
+int32_t etg_last_error_code(void);
+
+/**
+ * Text of the last call that failed on this thread: what is wrong, the value found, the way out. UTF-8,
+ * NUL-terminated, empty when no call failed. A successful call does not clear it, so freeing things first is fine.
+ *
+ * - Threads: any; each thread has its own record.
+ * - Owns: nothing; the text lives until the next call that fails on this thread, or the end of the thread.
+ * - Codes: none, cannot fail, never NULL.
+ * - After a failure: not applicable.
+ */
+ETG_API
+const char *etg_last_error_message(void);
+
+/**
+ * Number of handles of all kinds that were created and not freed yet, for leak checks in tests.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: none, cannot fail.
+ * - After a failure: not applicable.
+ */
+ETG_API
+size_t etg_live_handle_count(void);
+
+/**
+ * Send the library's messages of `level` and more important ones to `receive`. Replaces the sink before it; NULL or
+ * `ETG_LOG_OFF` makes the library silent again, which is how it starts. The library never writes to stdout or stderr.
+ *
+ * - Threads: any, at any time.
+ * - Owns: `user_data` is the library's until it calls `destroy` (may be NULL) with it: after the sink was replaced,
+ *   and the last message in flight has returned. On failure `destroy` is not called.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a level), `ETG_ERROR_INVALID_STATE` (the host is a Rust program that
+ *   links this library statically and has its own logger).
+ * - After a failure: the sink before is still in place.
+ */
+ETG_API
+int32_t etg_set_log_sink(etg_log_fn receive,
+                         void *user_data,
+                         etg_destroy_fn destroy,
+                         int32_t level);
+
+/**
+ * The bytes of a text buffer. A NUL follows them (not counted), so text without NUL inside is also a C string.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: `*text_out` is borrowed from the buffer and lives until `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, or not a live buffer), `ETG_ERROR_INVALID_STATE` (it holds ids).
+ * - After a failure: the buffer is unchanged, `*text_out` is NULL and `*length_out` 0.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_buffer_text(const struct etg_buffer *buffer,
+                        const char **text_out,
+                        size_t *length_out);
+
+/**
+ * The token ids of an id buffer.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: `*ids_out` is borrowed from the buffer and lives until `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, or not a live buffer), `ETG_ERROR_INVALID_STATE` (it holds text).
+ * - After a failure: the buffer is unchanged, `*ids_out` is NULL and `*count_out` 0.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_buffer_ids(const struct etg_buffer *buffer,
+                       const uint32_t **ids_out,
+                       size_t *count_out);
+
+/**
+ * Free a buffer. NULL is allowed and does nothing.
+ *
+ * - Threads: any, when no other thread reads the buffer any more.
+ * - Owns: takes the buffer back; what was borrowed from it is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live buffer: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_buffer_free(struct etg_buffer *buffer);
+
+/**
+ * Make an empty list.
+ *
+ * - Threads: any.
+ * - Owns: `*messages_out` is the caller's; free it with `etg_messages_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*messages_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_create(struct etg_messages **messages_out);
+
+/**
+ * Free a list. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the list goes on with the messages it has read.
+ * - Owns: takes the list back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live list: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_messages_free(struct etg_messages *messages);
+
+/**
+ * Begin a message of `role` (an `ETG_ROLE_` constant) at the end of the list; parts are added to it next.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not a role).
+ * - After a failure: the list is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_add(struct etg_messages *messages,
+                         int32_t role);
+
+/**
+ * Add a part of text to the last message. Parts of text follow each other without a separator.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8), `ETG_ERROR_INVALID_STATE` (no message yet).
+ * - After a failure: the list is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_add_text(struct etg_messages *messages,
+                              const char *text,
+                              size_t length);
+
+/**
+ * Remove all messages.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the list is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_clear(struct etg_messages *messages);
+
+/**
+ * Number of messages.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: `*count_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_count(const struct etg_messages *messages,
+                           size_t *count_out);
+
+/**
+ * Make options with the default values.
+ *
+ * - Threads: any.
+ * - Owns: `*options_out` is the caller's; free it with `etg_generate_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_create(struct etg_generate_options **options_out);
+
+/**
+ * Free options. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the options goes on with the values it has read.
+ * - Owns: takes the options back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_generate_options_free(struct etg_generate_options *options);
+
+/**
+ * Most tokens of one reply; 0 means no limit but the context, which is the default. This is a budget of the reply, not
+ * the context capacity, which belongs to the compiled model.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_max_new_tokens(struct etg_generate_options *options,
+                                                size_t tokens);
+
+/**
+ * Divides the logits before a token is drawn: 0 or more. 0, the default, is greedy: always the most likely token.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, negative or not finite).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_temperature(struct etg_generate_options *options,
+                                             float temperature);
+
+/**
+ * Draw from the `top_k` most likely tokens only; 0, the default, turns it off.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_top_k(struct etg_generate_options *options,
+                                       size_t top_k);
+
+/**
+ * Draw from the smallest set of most likely tokens whose probabilities sum to more than `top_p` only: above 0, at
+ * most 1; 1, the default, turns it off.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or out of range).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_top_p(struct etg_generate_options *options,
+                                       float top_p);
+
+/**
+ * Draw only from tokens at least `min_p` times as likely as the most likely one: 0 to 1; 0, the default, turns it off.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or out of range).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_min_p(struct etg_generate_options *options,
+                                       float min_p);
+
+/**
+ * Make tokens that were seen less likely: positive logits are divided by `penalty` (above 0), negative ones
+ * multiplied; 1, the default, turns it off. It looks at the latest `window` tokens, prompt included; 0 is all.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or out of range).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_repetition_penalty(struct etg_generate_options *options,
+                                                    float penalty,
+                                                    size_t window);
+
+/**
+ * Seed of the random numbers: the same seed, conversation and options give the same reply. Without one each reply
+ * takes a seed from the clock. Only read when the temperature is above 0.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_seed(struct etg_generate_options *options,
+                                      uint64_t seed);
+
+/**
+ * Add a stop string: the reply ends before its first appearance. Not empty.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, or empty).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_add_stop(struct etg_generate_options *options,
+                                      const char *text,
+                                      size_t length);
+
+/**
+ * 1: go on past end-of-sequence tokens (useful for measuring); 0: end there, the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or neither 0 nor 1).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_ignore_eos(struct etg_generate_options *options,
+                                            int32_t ignore);
+
+/**
+ * 1: report the text of the new messages first, as an `ETG_EVENT_PROMPT`; 0: do not, the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or neither 0 nor 1).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_echo(struct etg_generate_options *options,
+                                      int32_t echo);
+
+/**
+ * Set any of the options from one JSON object, e.g. `{"temperature": 0.7, "top_k": 40}`. Keys:
+ * max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed (null unsets these two
+ * and max_new_tokens), stop (replaces the list), ignore_eos, echo.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type or out of range; the
+ *   message names the key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_generate_options_set_json(struct etg_generate_options *options,
+                                      const char *json,
+                                      size_t length);
+
+/**
+ * Make options with the default values.
+ *
+ * - Threads: any.
+ * - Owns: `*options_out` is the caller's; free it with `etg_runner_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_create(struct etg_runner_options **options_out);
+
+/**
+ * Free options. NULL is allowed and does nothing.
+ *
+ * - Threads: any; runners opened with them are not touched.
+ * - Owns: takes the options back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_runner_options_free(struct etg_runner_options *options);
+
+/**
+ * Threads of the CPU engine; 0, the default, is one a physical core.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_threads(struct etg_runner_options *options,
+                                       size_t threads);
+
+/**
+ * Chat template in place of the model's own: Jinja source, or "upstream:NAME" for one of the built-in compatibility
+ * templates. The empty text takes the model's own again. It is compiled when a runner is opened.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_template(struct etg_runner_options *options,
+                                        const char *text,
+                                        size_t length);
+
+/**
+ * Further variables for the chat template as one JSON object, e.g. `{"enable_thinking": false}`. Replaces those before.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_template_variables(struct etg_runner_options *options,
+                                                  const char *json,
+                                                  size_t length);
+
+/**
+ * First message of every conversation, with the role "system". The empty text means none, the default.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_system_prompt(struct etg_runner_options *options,
+                                             const char *text,
+                                             size_t length);
+
+/**
+ * Set any of the options from one JSON object, e.g. `{"threads": 4}`. Keys: threads, template, template_variables,
+ * system_prompt; null takes the default.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+ *   key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_json(struct etg_runner_options *options,
+                                    const char *json,
+                                    size_t length);
+
+/**
+ * Open a compiled model folder and begin an empty conversation. `options` may be NULL: the defaults.
+ *
+ * - Threads: any.
+ * - Owns: `*runner_out` is the caller's; free it with `etg_runner_free`. The options may be freed at once.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT`, `ETG_ERROR_NOT_FOUND` (folder, file, or name of a template),
+ *   `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (a malformed file or template), `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_ENGINE`.
+ * - After a failure: nothing was opened, `*runner_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_open(const char *path,
+                        size_t path_length,
+                        const struct etg_runner_options *options,
+                        struct etg_runner **runner_out);
+
+/**
+ * Free a runner. NULL is allowed and does nothing.
+ *
+ * - Threads: any. While a call runs (on another thread, or from its callback) it is refused: cancel, and free after
+ *   the call has returned.
+ * - Owns: takes the runner back; what was borrowed from it is gone. Tokenizer handles stay.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live runner: freed twice), `ETG_ERROR_BUSY`.
+ * - After a failure: nothing was freed, the runner is as before.
+ */
+ETG_API
+int32_t etg_runner_free(struct etg_runner *runner);
+
+/**
+ * Answer `messages`, which follow the history: at least one; the chat template decides which roles may follow.
+ *
+ * `options` may be NULL: what the checkpoint recommends. `on_event` may be NULL. `result_out` may be NULL; otherwise
+ * initialise it with `etg_turn_result_init`. A run that begins ends with exactly one `ETG_EVENT_FINISHED`; one that is
+ * refused at the door (bad handle, options, messages or struct, busy, poisoned by a panic) has no events.
+ *
+ * A reply that ended by a cancel, the callback or a limit joins the history as far as it came; one that ended
+ * before its first token leaves the history as it was.
+ *
+ * - Threads: one call at a time per runner; events come on this thread.
+ * - Owns: messages and options may be freed or changed at once. Text and tokens in `*result_out` are borrowed until the
+ *   next generate, reset, rewind or free on this runner.
+ * - Codes: `ETG_OK` (the model ended its reply), `ETG_STOP_CANCELLED`, `ETG_STOP_LENGTH`, `ETG_STOP_CONTEXT_FULL`,
+ *   `ETG_STOP_STRING`, `ETG_STOP_CALLBACK`; `ETG_ERROR_INVALID_ARGUMENT`, `ETG_ERROR_UNSUPPORTED` (fields of a newer
+ *   struct), `ETG_ERROR_FORMAT` (the template fails), `ETG_ERROR_INVALID_STATE` (no chat template),
+ *   `ETG_ERROR_CONTEXT_FULL`, `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`.
+ * - After a failure: the conversation is unchanged; after `ETG_ERROR_ENGINE` and `ETG_ERROR_INTERNAL` the runner is
+ *   poisoned and needs `etg_runner_reset`. `*result_out` is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_generate(struct etg_runner *runner,
+                            const struct etg_messages *messages,
+                            const struct etg_generate_options *options,
+                            etg_event_fn on_event,
+                            void *user_data,
+                            struct etg_turn_result *result_out);
+
+/**
+ * Ask for the end of the run that is going on, or, if none is, of the next one as soon as it begins. The request is
+ * used up when that run has ended.
+ *
+ * - Threads: any, at any time, also from callbacks. Not from a signal handler.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: nothing changed.
+ */
+ETG_API
+int32_t etg_runner_cancel(struct etg_runner *runner);
+
+/**
+ * Begin a new, empty conversation. Also the way out when the runner is poisoned.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: what was borrowed from the last reply is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_BUSY`.
+ * - After a failure: the conversation is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_reset(struct etg_runner *runner);
+
+/**
+ * Forget all but the first `turns_to_keep` turns of the conversation. What a later prompt shares with them is not
+ * computed again.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: what was borrowed from the last reply is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or there are fewer turns), `ETG_ERROR_BUSY`,
+ *   `ETG_ERROR_POISONED`.
+ * - After a failure: the conversation is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_rewind(struct etg_runner *runner,
+                          size_t turns_to_keep);
+
+/**
+ * Number of finished turns. During a run: before it.
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, `*turns_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_turn_count(const struct etg_runner *runner,
+                              size_t *turns_out);
+
+/**
+ * Number of tokens of the history, the last sampled one included. During a run: before it.
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, `*tokens_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_position(const struct etg_runner *runner,
+                            size_t *tokens_out);
+
+/**
+ * Most tokens of a conversation: history, prompt and reply together. It belongs to the compiled model.
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, `*tokens_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_context_capacity(const struct etg_runner *runner,
+                                    size_t *tokens_out);
+
+/**
+ * Statistics as one JSON object: "turn" (the last turn that ended well, or null) and "total" (all runs since the
+ * runner was opened). Times are milliseconds; a rate that is not defined is null. During a run: before it.
+ *
+ * - Threads: any, at any time.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_stats_json(const struct etg_runner *runner,
+                              struct etg_buffer **buffer_out);
+
+/**
+ * The last turn's statistics as the line that upstream's runners print: "PyTorchObserver {...}" and a newline.
+ *
+ * - Threads: any, at any time.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (no turn has ended well yet).
+ * - After a failure: the runner is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_stats_observer_line(const struct etg_runner *runner,
+                                       struct etg_buffer **buffer_out);
+
+/**
+ * The last turn's statistics as the lines that upstream's runners log, without a platform's prefix, each with a
+ * newline.
+ *
+ * - Threads: any, at any time.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (no turn has ended well yet).
+ * - After a failure: the runner is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_stats_log_lines(const struct etg_runner *runner,
+                                   struct etg_buffer **buffer_out);
+
+/**
+ * The last call on this runner that failed, on whichever thread: its code and its text. `ETG_OK` and empty text when
+ * none did. Failures of getters and of handles that are not live are not recorded here.
+ *
+ * - Threads: any, at any time.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, `*code_out` is `ETG_OK` and `*buffer_out` NULL if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_last_error(const struct etg_runner *runner,
+                              int32_t *code_out,
+                              struct etg_buffer **buffer_out);
+
+/**
+ * The tokenizer of a runner.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*tokenizer_out` is the caller's; free it with `etg_tokenizer_free`. It may outlive the runner.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner is unchanged, `*tokenizer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_tokenizer(struct etg_runner *runner,
+                             struct etg_tokenizer **tokenizer_out);
+
+/**
+ * Options as the checkpoint recommends them, to change and pass on. This is what NULL options mean.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*options_out` is the caller's; free it with `etg_generate_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner is unchanged, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_default_options(struct etg_runner *runner,
+                                   struct etg_generate_options **options_out);
+
+/**
+ * The text that a run with these new messages would process: the whole history and the opening of the next reply, as
+ * the chat template writes them.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT`, `ETG_ERROR_INVALID_STATE` (no chat template), `ETG_ERROR_FORMAT` (the template
+ *   fails), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_render(struct etg_runner *runner,
+                          const struct etg_messages *messages,
+                          struct etg_buffer **buffer_out);
+
+/**
+ * The tokens that a run with these new messages would process, history included. What a user typed never becomes a
+ * control token, and replies of the history are the tokens that were sampled.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*buffer_out` (ids) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: as `etg_runner_render`.
+ * - After a failure: the runner is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_encode_prompt(struct etg_runner *runner,
+                                 const struct etg_messages *messages,
+                                 struct etg_buffer **buffer_out);
+
+/**
+ * The tokens of the history, the last sampled one included.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*buffer_out` (ids) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_history_tokens(struct etg_runner *runner,
+                                  struct etg_buffer **buffer_out);
+
+/**
+ * Append tokens to the history and process them; afterwards `etg_runner_logits` gives those of the last one. At least
+ * one token.
+ *
+ * - Threads: one call at a time per runner. A cancel is noticed between blocks.
+ * - Owns: the ids are copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no tokens, an id outside of the vocabulary),
+ *   `ETG_ERROR_CONTEXT_FULL`, `ETG_ERROR_CANCELLED`, `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`,
+ *   `ETG_ERROR_INTERNAL`.
+ * - After a failure: the history is unchanged; after `ETG_ERROR_ENGINE` and `ETG_ERROR_INTERNAL` the runner is
+ *   poisoned and needs `etg_runner_reset`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_prefill(struct etg_runner *runner,
+                           const uint32_t *ids,
+                           size_t id_count);
+
+/**
+ * Make the history exactly this prompt, as `etg_runner_encode_prompt` gives it, and process what the KV cache does not
+ * have yet; afterwards `etg_runner_logits` gives the logits of the last token.
+ *
+ * - Threads: one call at a time per runner. A cancel is noticed between blocks.
+ * - Owns: the ids are copied.
+ * - Codes: as `etg_runner_prefill`.
+ * - After a failure: as `etg_runner_prefill`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_prefill_prompt(struct etg_runner *runner,
+                                  const uint32_t *ids,
+                                  size_t id_count);
+
+/**
+ * Append one token to the history and process it; afterwards `etg_runner_logits` gives its logits.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: nothing.
+ * - Codes: as `etg_runner_prefill`.
+ * - After a failure: as `etg_runner_prefill`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_decode_one(struct etg_runner *runner,
+                              uint32_t id);
+
+/**
+ * Logits of the newest processed token, one a vocabulary entry.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*logits_out` is borrowed until the next call on this runner that is not a getter.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (nothing was processed since
+ *   the runner was opened, reset or rewound), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner is unchanged, `*logits_out` is NULL and `*count_out` 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_logits(struct etg_runner *runner,
+                          const float **logits_out,
+                          size_t *count_out);
+
+/**
+ * Choose a token from the logits, by the sampling options (temperature, filters, penalty, seed); the other options
+ * are not read. NULL options: what the checkpoint recommends. The token is not appended: pass it to
+ * `etg_runner_decode_one`. Random numbers start anew with each prefill and when the options change.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (there are no logits),
+ *   `ETG_ERROR_ENGINE` (logits that are no numbers), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the history is unchanged, `*id_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_sample(struct etg_runner *runner,
+                          const struct etg_generate_options *options,
+                          uint32_t *id_out);
+
+/**
+ * Whether a token ends a reply (1) or not (0).
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner is unchanged, `*eos_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_is_eos(struct etg_runner *runner,
+                          uint32_t id,
+                          int32_t *eos_out);
+
+/**
+ * Make a turn that was generated by single steps a part of the conversation: the new messages and the sampled tokens
+ * of the reply, without the end-of-sequence token. Later prompts then contain it.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: messages and ids are copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or no messages, an id outside of the
+ *   vocabulary), `ETG_ERROR_INVALID_STATE` (no chat template), `ETG_ERROR_FORMAT` (the template fails),
+ *   `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the conversation is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_commit_turn(struct etg_runner *runner,
+                               const struct etg_messages *messages,
+                               const uint32_t *reply_ids,
+                               size_t reply_id_count);
+
+/**
+ * Open the tokenizer of a compiled model folder, without its weights.
+ *
+ * - Threads: any.
+ * - Owns: `*tokenizer_out` is the caller's; free it with `etg_tokenizer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, path not UTF-8), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`,
+ *   `ETG_ERROR_FORMAT` (manifest or tokenizer malformed), `ETG_ERROR_UNSUPPORTED` (a kind of tokenizer we do not have).
+ * - After a failure: nothing was opened, `*tokenizer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_open(const char *path,
+                           size_t path_length,
+                           struct etg_tokenizer **tokenizer_out);
+
+/**
+ * Free a tokenizer handle. NULL is allowed and does nothing.
+ *
+ * - Threads: any; calls that are using it, detokenizers and runners keep what they need.
+ * - Owns: takes the handle back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live tokenizer: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_tokenizer_free(struct etg_tokenizer *tokenizer);
+
+/**
+ * Token ids of a text. `add_bos` 1 puts the begin-of-text token in front if this model uses one for plain text.
+ * `parse_special` 1 turns the text of control tokens into control tokens: leave it 0 for any text from outside.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*buffer_out` (ids) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, a flag neither 0 nor 1), `ETG_ERROR_FORMAT` (the
+ *   tokenizer's own rules fail on this text).
+ * - After a failure: the tokenizer is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_encode(const struct etg_tokenizer *tokenizer,
+                             const char *text,
+                             size_t text_length,
+                             int32_t add_bos,
+                             int32_t parse_special,
+                             struct etg_buffer **buffer_out);
+
+/**
+ * Text of token ids. `skip_special` 1 leaves out special tokens. Ids outside of the vocabulary give nothing; bytes
+ * that are not UTF-8 give U+FFFD. For ids that come one at a time, use an `etg_detokenizer`.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a flag neither 0 nor 1).
+ * - After a failure: the tokenizer is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_decode(const struct etg_tokenizer *tokenizer,
+                             const uint32_t *ids,
+                             size_t id_count,
+                             int32_t skip_special,
+                             struct etg_buffer **buffer_out);
+
+/**
+ * The bytes that one token adds to a text. They may begin or end within a character, and may hold NUL.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_NOT_FOUND` (no token has this id).
+ * - After a failure: the tokenizer is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_token_bytes(const struct etg_tokenizer *tokenizer,
+                                  uint32_t id,
+                                  struct etg_buffer **buffer_out);
+
+/**
+ * The id of a token, spelled as tokenizer.json spells it, e.g. "<|im_end|>".
+ *
+ * - Threads: any, several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8), `ETG_ERROR_NOT_FOUND` (no such token).
+ * - After a failure: the tokenizer is unchanged, `*id_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_token_id(const struct etg_tokenizer *tokenizer,
+                               const char *text,
+                               size_t text_length,
+                               uint32_t *id_out);
+
+/**
+ * Whether a token structures the conversation (1) or is text (0).
+ *
+ * - Threads: any, several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the tokenizer is unchanged, `*control_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_is_control(const struct etg_tokenizer *tokenizer,
+                                 uint32_t id,
+                                 int32_t *control_out);
+
+/**
+ * The ids that end a reply, sorted: the union of what every file of the checkpoint says.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*buffer_out` (ids) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the tokenizer is unchanged, `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_eos_ids(const struct etg_tokenizer *tokenizer,
+                              struct etg_buffer **buffer_out);
+
+/**
+ * Number of vocabulary entries, added tokens included.
+ *
+ * - Threads: any, several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the tokenizer is unchanged, `*size_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_tokenizer_vocab_size(const struct etg_tokenizer *tokenizer,
+                                 size_t *size_out);
+
+/**
+ * Make a detokenizer. `skip_special` 1 leaves out special tokens.
+ *
+ * - Threads: any.
+ * - Owns: `*detokenizer_out` is the caller's; free it with `etg_detokenizer_free`. The tokenizer may be freed first.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a flag neither 0 nor 1).
+ * - After a failure: nothing was made, `*detokenizer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_detokenizer_create(const struct etg_tokenizer *tokenizer,
+                               int32_t skip_special,
+                               struct etg_detokenizer **detokenizer_out);
+
+/**
+ * Free a detokenizer. NULL is allowed and does nothing.
+ *
+ * - Threads: any, when no other thread reads text borrowed from it any more.
+ * - Owns: takes the detokenizer back; what was borrowed from it is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live detokenizer: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_detokenizer_free(struct etg_detokenizer *detokenizer);
+
+/**
+ * Take the next token and give the characters it completes, often none (length 0). Ids outside of the vocabulary
+ * give nothing.
+ *
+ * - Threads: one at a time per detokenizer.
+ * - Owns: `*text_out` is borrowed until the next call on this detokenizer; a NUL follows the text.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the detokenizer is unchanged, `*text_out` is NULL and `*length_out` 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_detokenizer_push(struct etg_detokenizer *detokenizer,
+                             uint32_t id,
+                             const char **text_out,
+                             size_t *length_out);
+
+/**
+ * The text ends here: give what was held back (an incomplete character becomes U+FFFD). The detokenizer is then ready
+ * for another text.
+ *
+ * - Threads: one at a time per detokenizer.
+ * - Owns: `*text_out` is borrowed until the next call on this detokenizer; a NUL follows the text.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the detokenizer is unchanged, `*text_out` is NULL and `*length_out` 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_detokenizer_finish(struct etg_detokenizer *detokenizer,
+                               const char **text_out,
+                               size_t *length_out);
+
+/**
+ * Make options with the default values: int8 weights, everything else as the model suggests.
+ *
+ * - Threads: any.
+ * - Owns: `*options_out` is the caller's; free it with `etg_compile_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_create(struct etg_compile_options **options_out);
+
+/**
+ * Free options. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the options goes on with the values it has read.
+ * - Owns: takes the options back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_compile_options_free(struct etg_compile_options *options);
+
+/**
+ * Number format of the weight matrices, an `ETG_WEIGHTS_` constant. Norms and biases are always single precision.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_weights(struct etg_compile_options *options,
+                                        int32_t format);
+
+/**
+ * Context capacity of the compiled model, tokens; 0, the default, is 2048 or what the model was made for, whichever is
+ * less. Whether the model allows it is checked when it is compiled.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_max_context(struct etg_compile_options *options,
+                                            size_t tokens);
+
+/**
+ * Tokens that a prefill block processes at once; 0, the default, is 32, or less for a short context.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_prefill_ar(struct etg_compile_options *options,
+                                           size_t tokens);
+
+/**
+ * Registry name that the checkpoint must be; the empty text, the default, takes the checkpoint as it is.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_model(struct etg_compile_options *options,
+                                      const char *text,
+                                      size_t length);
+
+/**
+ * Threads that pack weights; 0, the default, is one a physical core.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_threads(struct etg_compile_options *options,
+                                        size_t threads);
+
+/**
+ * Set any of the options from one JSON object, e.g. `{"weights": "w4", "max_context": 4096}`. Keys: weights (f32, f16,
+ * bf16, w8 or w4), max_context, prefill_ar, model, threads; null takes the default.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+ *   key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_json(struct etg_compile_options *options,
+                                     const char *json,
+                                     size_t length);
+
+/**
+ * Compile a checkpoint (a Hugging Face folder or a GGUF file) into the folder `out`, for the CPU engine. `options` may
+ * be NULL: the defaults. `on_progress` may be NULL. The folder appears complete or not at all; a compiled model that
+ * was there is replaced at the end.
+ *
+ * - Threads: any, several at once for different folders; progress comes on this thread.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (also options that do not fit the model), `ETG_ERROR_NOT_FOUND`,
+ *   `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (a malformed or incomplete checkpoint; the message names file and tensor),
+ *   `ETG_ERROR_UNSUPPORTED` (a kind of model we cannot compile), `ETG_ERROR_CANCELLED`, `ETG_ERROR_INTERNAL`.
+ * - After a failure: `out` is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile(const char *checkpoint,
+                    size_t checkpoint_length,
+                    const char *out,
+                    size_t out_length,
+                    const struct etg_compile_options *options,
+                    etg_progress_fn on_progress,
+                    void *user_data);
+
+/**
+ * What a path holds, as one JSON object: its "kind" ("compiled", "huggingface" or "gguf") and what is known of it
+ * without reading weights.
+ *
+ * - Threads: any.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT`, `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`,
+ *   `ETG_ERROR_UNSUPPORTED`.
+ * - After a failure: `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_inspect_json(const char *path,
+                         size_t path_length,
+                         struct etg_buffer **buffer_out);
+
+/**
+ * The models that are known by name, as one JSON object with a list "models".
+ *
+ * - Threads: any.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_models_json(struct etg_buffer **buffer_out);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Whether the loaded library can serve a program that was compiled with this header: ETG_OK, or
+ *  ETG_ERROR_UNSUPPORTED when it is of another major version or older than the header. */
+static inline int32_t etg_check_abi(void)
+{
+    const uint32_t loaded = etg_version_number();
+    if (loaded / 1000000u != (uint32_t)ETG_VERSION_MAJOR || loaded < (uint32_t)ETG_VERSION_NUMBER) {
+        return ETG_ERROR_UNSUPPORTED;
+    }
+    return ETG_OK;
+}
+
+/** An empty result, ready to pass to etg_runner_generate. */
+static inline etg_turn_result etg_turn_result_init(void)
+{
+    etg_turn_result result;
+    memset(&result, 0, sizeof result);
+    result.struct_size = (uint32_t)sizeof result;
+    return result;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ETGENAI_H */

@@ -1,0 +1,704 @@
+/*
+ * etgenai for C++17: handles that free themselves, errors as exceptions, callbacks as std::function.
+ *
+ * Header only; everything it does goes through etgenai.h, which has the full contract of every call.
+ *
+ *     etg::Runner runner("model");
+ *     etg::Messages question;
+ *     question.add(etg::Role::user, "What is the capital of France?");
+ *     runner.generate(question, [](std::string_view text) { std::cout << text << std::flush; });
+ *
+ * With ETG_NO_EXCEPTIONS defined (or exceptions off in the compiler) every call that can fail returns etg::Result<T>
+ * instead: test it, then use * or ->. Objects are then made by their static open() and create().
+ *
+ * SPDX-License-Identifier: MIT OR Apache-2.0
+ */
+#ifndef ETGENAI_HPP
+#define ETGENAI_HPP
+
+#include "etgenai.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#if !defined(ETG_NO_EXCEPTIONS) && !defined(__cpp_exceptions) && !defined(_CPPUNWIND)
+#define ETG_NO_EXCEPTIONS
+#endif
+
+#ifndef ETG_NO_EXCEPTIONS
+#include <exception>
+#include <stdexcept>
+#else
+#include <cstdlib>
+#endif
+
+namespace etg {
+
+/** A failed call: its status code and what the library says about it. */
+struct ErrorInfo {
+    std::int32_t code = ETG_OK;
+    std::string message;
+
+    /** The failure that the calling thread has just had. */
+    static ErrorInfo last(std::int32_t code)
+    {
+        return {code, etg_last_error_message()};
+    }
+};
+
+#ifndef ETG_NO_EXCEPTIONS
+
+/** Thrown by every call that fails. */
+class Error : public std::runtime_error {
+public:
+    explicit Error(const ErrorInfo &info) : std::runtime_error(info.message), code_(info.code) {}
+
+    /** An ETG_ERROR_ constant. */
+    std::int32_t code() const noexcept { return code_; }
+
+private:
+    std::int32_t code_;
+};
+
+/** What a call that can fail returns: the value itself. */
+template <typename T> using Result = T;
+
+namespace detail {
+template <typename T> T fail(std::int32_t code)
+{
+    throw Error(ErrorInfo::last(code));
+}
+inline void done() {}
+} // namespace detail
+
+#else
+
+/** What a call that can fail returns: a value or an error. */
+template <typename T> class [[nodiscard]] Result {
+public:
+    Result(T value) : value_(std::move(value)) {}
+    Result(ErrorInfo error) : error_(std::move(error)) {}
+
+    explicit operator bool() const noexcept { return value_.has_value(); }
+    /** The value. Reading it when there is none ends the program. */
+    T &operator*() & { return get(); }
+    T &&operator*() && { return std::move(get()); }
+    T *operator->() { return &get(); }
+    /** The error; its code is ETG_OK when there is a value. */
+    const ErrorInfo &error() const noexcept { return error_; }
+
+private:
+    T &get()
+    {
+        if (!value_) {
+            std::abort();
+        }
+        return *value_;
+    }
+
+    std::optional<T> value_;
+    ErrorInfo error_;
+};
+
+/** Success, or an error. */
+template <> class [[nodiscard]] Result<void> {
+public:
+    Result() = default;
+    Result(ErrorInfo error) : error_(std::move(error)) {}
+
+    explicit operator bool() const noexcept { return error_.code == ETG_OK; }
+    const ErrorInfo &error() const noexcept { return error_; }
+
+private:
+    ErrorInfo error_;
+};
+
+namespace detail {
+template <typename T> Result<T> fail(std::int32_t code)
+{
+    return ErrorInfo::last(code);
+}
+inline Result<void> done()
+{
+    return {};
+}
+} // namespace detail
+
+#endif
+
+namespace detail {
+
+/** Owns one C handle. */
+template <typename T, std::int32_t (*Free)(T *)> struct Deleter {
+    void operator()(T *handle) const noexcept { Free(handle); }
+};
+template <typename T, std::int32_t (*Free)(T *)> using Owned = std::unique_ptr<T, Deleter<T, Free>>;
+
+using Buffer = Owned<etg_buffer, etg_buffer_free>;
+
+/** The text of a buffer. */
+inline std::string text_of(const Buffer &buffer)
+{
+    const char *text = nullptr;
+    std::size_t length = 0;
+    return etg_buffer_text(buffer.get(), &text, &length) == ETG_OK ? std::string(text, length) : std::string();
+}
+
+/** The ids of a buffer. */
+inline std::vector<std::uint32_t> ids_of(const Buffer &buffer)
+{
+    const std::uint32_t *ids = nullptr;
+    std::size_t count = 0;
+    if (etg_buffer_ids(buffer.get(), &ids, &count) != ETG_OK || count == 0) {
+        return {};
+    }
+    return std::vector<std::uint32_t>(ids, ids + count);
+}
+
+/** A call that makes a text buffer. */
+template <typename Call> Result<std::string> text_from(Call &&call)
+{
+    etg_buffer *raw = nullptr;
+    const std::int32_t status = call(&raw);
+    const Buffer buffer(raw);
+    if (status < 0) {
+        return fail<std::string>(status);
+    }
+    return text_of(buffer);
+}
+
+/** A call that makes an id buffer. */
+template <typename Call> Result<std::vector<std::uint32_t>> ids_from(Call &&call)
+{
+    etg_buffer *raw = nullptr;
+    const std::int32_t status = call(&raw);
+    const Buffer buffer(raw);
+    if (status < 0) {
+        return fail<std::vector<std::uint32_t>>(status);
+    }
+    return ids_of(buffer);
+}
+
+/** A call without a result. */
+inline Result<void> check(std::int32_t status)
+{
+    if (status < 0) {
+        return fail<void>(status);
+    }
+    return done();
+}
+
+/** Keeps what a callback throws until the C call is over: no exception may cross the library. */
+class Caught {
+public:
+    /** Run `callback`; gives 0 to go on, 1 to stop (also when it threw). */
+    template <typename Callback> std::int32_t run(Callback &&callback) noexcept
+    {
+#ifndef ETG_NO_EXCEPTIONS
+        if (exception_) {
+            return 1;
+        }
+        try {
+            return callback() ? 0 : 1;
+        } catch (...) {
+            exception_ = std::current_exception();
+            return 1;
+        }
+#else
+        return callback() ? 0 : 1;
+#endif
+    }
+
+    /** Throw what was kept. */
+    void rethrow() const
+    {
+#ifndef ETG_NO_EXCEPTIONS
+        if (exception_) {
+            std::rethrow_exception(exception_);
+        }
+#endif
+    }
+
+#ifndef ETG_NO_EXCEPTIONS
+private:
+    std::exception_ptr exception_;
+#endif
+};
+
+} // namespace detail
+
+/** Who speaks. */
+enum class Role : std::int32_t {
+    system = ETG_ROLE_SYSTEM,
+    user = ETG_ROLE_USER,
+    assistant = ETG_ROLE_ASSISTANT,
+    tool = ETG_ROLE_TOOL,
+};
+
+/** Typed messages. */
+class Messages {
+public:
+    Messages()
+    {
+        etg_messages *raw = nullptr;
+        // Cannot fail: the argument is right.
+        (void)!etg_messages_create(&raw);
+        handle_.reset(raw);
+    }
+
+    /** Add a message of one text. */
+    Result<void> add(Role role, std::string_view text)
+    {
+        const std::int32_t status = etg_messages_add(handle_.get(), static_cast<std::int32_t>(role));
+        return detail::check(status < 0 ? status : etg_messages_add_text(handle_.get(), text.data(), text.size()));
+    }
+
+    /** Add one more text to the last message. */
+    Result<void> add_text(std::string_view text)
+    {
+        return detail::check(etg_messages_add_text(handle_.get(), text.data(), text.size()));
+    }
+
+    /** Remove all messages. */
+    void clear() { (void)!etg_messages_clear(handle_.get()); }
+
+    /** Number of messages. */
+    std::size_t size() const
+    {
+        std::size_t count = 0;
+        (void)!etg_messages_count(handle_.get(), &count);
+        return count;
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_messages *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_messages, etg_messages_free> handle_;
+};
+
+/** How a reply is generated. Setters check their value at once. */
+class GenerateOptions {
+public:
+    GenerateOptions()
+    {
+        etg_generate_options *raw = nullptr;
+        (void)!etg_generate_options_create(&raw);
+        handle_.reset(raw);
+    }
+    /** Take over a C handle. */
+    explicit GenerateOptions(etg_generate_options *owned) : handle_(owned) {}
+
+    Result<void> max_new_tokens(std::size_t tokens)
+    {
+        return detail::check(etg_generate_options_set_max_new_tokens(get(), tokens));
+    }
+    Result<void> temperature(float value) { return detail::check(etg_generate_options_set_temperature(get(), value)); }
+    Result<void> top_k(std::size_t k) { return detail::check(etg_generate_options_set_top_k(get(), k)); }
+    Result<void> top_p(float p) { return detail::check(etg_generate_options_set_top_p(get(), p)); }
+    Result<void> min_p(float p) { return detail::check(etg_generate_options_set_min_p(get(), p)); }
+    Result<void> repetition_penalty(float penalty, std::size_t window = 0)
+    {
+        return detail::check(etg_generate_options_set_repetition_penalty(get(), penalty, window));
+    }
+    Result<void> seed(std::uint64_t value) { return detail::check(etg_generate_options_set_seed(get(), value)); }
+    Result<void> add_stop(std::string_view text)
+    {
+        return detail::check(etg_generate_options_add_stop(get(), text.data(), text.size()));
+    }
+    Result<void> ignore_eos(bool ignore)
+    {
+        return detail::check(etg_generate_options_set_ignore_eos(get(), ignore ? 1 : 0));
+    }
+    Result<void> echo(bool echo) { return detail::check(etg_generate_options_set_echo(get(), echo ? 1 : 0)); }
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_generate_options_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_generate_options *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_generate_options, etg_generate_options_free> handle_;
+};
+
+/** How a runner is opened. */
+class RunnerOptions {
+public:
+    RunnerOptions()
+    {
+        etg_runner_options *raw = nullptr;
+        (void)!etg_runner_options_create(&raw);
+        handle_.reset(raw);
+    }
+
+    Result<void> threads(std::size_t count) { return detail::check(etg_runner_options_set_threads(get(), count)); }
+    Result<void> chat_template(std::string_view text)
+    {
+        return detail::check(etg_runner_options_set_template(get(), text.data(), text.size()));
+    }
+    Result<void> template_variables(std::string_view json)
+    {
+        return detail::check(etg_runner_options_set_template_variables(get(), json.data(), json.size()));
+    }
+    Result<void> system_prompt(std::string_view text)
+    {
+        return detail::check(etg_runner_options_set_system_prompt(get(), text.data(), text.size()));
+    }
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_runner_options_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_runner_options *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_runner_options, etg_runner_options_free> handle_;
+};
+
+/** One finished reply. */
+struct Turn {
+    std::string text;
+    std::vector<std::uint32_t> tokens;
+    /** ETG_OK or an ETG_STOP_ constant. */
+    std::int32_t status = ETG_OK;
+    /** Counts and times; its text and tokens pointers are NULL, use the fields above. */
+    etg_turn_result stats{};
+};
+
+/** Text to token ids and back. */
+class Tokenizer {
+public:
+    using Ids = std::vector<std::uint32_t>;
+
+    /** Take over a C handle. */
+    explicit Tokenizer(etg_tokenizer *owned) : handle_(owned) {}
+
+    /** Open the tokenizer of a compiled model folder. */
+    static Result<Tokenizer> open(std::string_view folder)
+    {
+        etg_tokenizer *raw = nullptr;
+        const std::int32_t status = etg_tokenizer_open(folder.data(), folder.size(), &raw);
+        if (status < 0) {
+            return detail::fail<Tokenizer>(status);
+        }
+        return Tokenizer(raw);
+    }
+
+    Result<Ids> encode(std::string_view text, bool add_bos = false, bool parse_special = false) const
+    {
+        return detail::ids_from([&](etg_buffer **out) {
+            return etg_tokenizer_encode(get(), text.data(), text.size(), add_bos ? 1 : 0, parse_special ? 1 : 0, out);
+        });
+    }
+
+    Result<std::string> decode(const Ids &ids, bool skip_special = true) const
+    {
+        return detail::text_from([&](etg_buffer **out) {
+            return etg_tokenizer_decode(get(), ids.data(), ids.size(), skip_special ? 1 : 0, out);
+        });
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_tokenizer *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_tokenizer, etg_tokenizer_free> handle_;
+};
+
+/** Token ids that come one at a time to text in whole characters. */
+class Detokenizer {
+public:
+    explicit Detokenizer(const Tokenizer &tokenizer, bool skip_special = true)
+    {
+        etg_detokenizer *raw = nullptr;
+        (void)!etg_detokenizer_create(tokenizer.get(), skip_special ? 1 : 0, &raw);
+        handle_.reset(raw);
+    }
+
+    /** The characters that this token completes; valid until the next call. */
+    std::string_view push(std::uint32_t id)
+    {
+        const char *text = nullptr;
+        std::size_t length = 0;
+        (void)!etg_detokenizer_push(handle_.get(), id, &text, &length);
+        return std::string_view(text, length);
+    }
+
+    /** What was held back; valid until the next call. */
+    std::string_view finish()
+    {
+        const char *text = nullptr;
+        std::size_t length = 0;
+        (void)!etg_detokenizer_finish(handle_.get(), &text, &length);
+        return std::string_view(text, length);
+    }
+
+private:
+    detail::Owned<etg_detokenizer, etg_detokenizer_free> handle_;
+};
+
+/** A conversation with a compiled model. One call at a time; cancel() and the getters are for any thread. */
+class Runner {
+public:
+    using Ids = std::vector<std::uint32_t>;
+    /** Gets the reply as it comes, in whole characters. */
+    using OnText = std::function<void(std::string_view text)>;
+    /** Gets every event; false ends the run. */
+    using OnEvent = std::function<bool(const etg_event &event)>;
+
+#ifndef ETG_NO_EXCEPTIONS
+    /** Open a compiled model folder. */
+    explicit Runner(std::string_view folder) : Runner(open(folder)) {}
+    Runner(std::string_view folder, const RunnerOptions &options) : Runner(open(folder, options)) {}
+#endif
+    /** Take over a C handle. */
+    explicit Runner(etg_runner *owned) : handle_(owned) {}
+
+    static Result<Runner> open(std::string_view folder) { return open_with(folder, nullptr); }
+    static Result<Runner> open(std::string_view folder, const RunnerOptions &options)
+    {
+        return open_with(folder, options.get());
+    }
+
+    /** Answer messages with the options that the checkpoint recommends. */
+    Result<Turn> generate(const Messages &messages, const OnText &on_text = {})
+    {
+        return generate_with(messages, nullptr, text_only(on_text));
+    }
+    /** Answer messages. */
+    Result<Turn> generate(const Messages &messages, const GenerateOptions &options, const OnText &on_text = {})
+    {
+        return generate_with(messages, options.get(), text_only(on_text));
+    }
+    /** Answer messages and watch every event. What `on_event` throws ends the run and is thrown from here. */
+    Result<Turn> generate_events(const Messages &messages, const GenerateOptions &options, const OnEvent &on_event)
+    {
+        return generate_with(messages, options.get(), on_event);
+    }
+
+    /** Ask for the end of the current or next run; from any thread. */
+    void cancel() noexcept { etg_runner_cancel(get()); }
+    Result<void> reset() { return detail::check(etg_runner_reset(get())); }
+    Result<void> rewind(std::size_t turns_to_keep) { return detail::check(etg_runner_rewind(get(), turns_to_keep)); }
+
+    std::size_t turn_count() const { return number(etg_runner_turn_count); }
+    std::size_t position() const { return number(etg_runner_position); }
+    std::size_t context_capacity() const { return number(etg_runner_context_capacity); }
+
+    Result<std::string> stats_json() const
+    {
+        return detail::text_from([&](etg_buffer **out) { return etg_runner_stats_json(get(), out); });
+    }
+
+    /** Options as the checkpoint recommends them. */
+    Result<GenerateOptions> default_options()
+    {
+        etg_generate_options *raw = nullptr;
+        const std::int32_t status = etg_runner_default_options(get(), &raw);
+        if (status < 0) {
+            return detail::fail<GenerateOptions>(status);
+        }
+        return GenerateOptions(raw);
+    }
+
+    Result<Tokenizer> tokenizer()
+    {
+        etg_tokenizer *raw = nullptr;
+        const std::int32_t status = etg_runner_tokenizer(get(), &raw);
+        if (status < 0) {
+            return detail::fail<Tokenizer>(status);
+        }
+        return Tokenizer(raw);
+    }
+
+    /* Single steps: see etgenai.h. */
+    Result<std::string> render(const Messages &messages)
+    {
+        return detail::text_from([&](etg_buffer **out) { return etg_runner_render(get(), messages.get(), out); });
+    }
+    Result<Ids> encode_prompt(const Messages &messages)
+    {
+        return detail::ids_from([&](etg_buffer **out) { return etg_runner_encode_prompt(get(), messages.get(), out); });
+    }
+    Result<Ids> history_tokens()
+    {
+        return detail::ids_from([&](etg_buffer **out) { return etg_runner_history_tokens(get(), out); });
+    }
+    Result<void> prefill(const Ids &ids) { return detail::check(etg_runner_prefill(get(), ids.data(), ids.size())); }
+    Result<void> prefill_prompt(const Ids &prompt)
+    {
+        return detail::check(etg_runner_prefill_prompt(get(), prompt.data(), prompt.size()));
+    }
+    Result<void> decode_one(std::uint32_t id) { return detail::check(etg_runner_decode_one(get(), id)); }
+    Result<std::uint32_t> sample(const GenerateOptions &options)
+    {
+        std::uint32_t id = 0;
+        const std::int32_t status = etg_runner_sample(get(), options.get(), &id);
+        if (status < 0) {
+            return detail::fail<std::uint32_t>(status);
+        }
+        return id;
+    }
+    Result<bool> is_eos(std::uint32_t id)
+    {
+        std::int32_t eos = 0;
+        const std::int32_t status = etg_runner_is_eos(get(), id, &eos);
+        if (status < 0) {
+            return detail::fail<bool>(status);
+        }
+        return eos != 0;
+    }
+    Result<void> commit_turn(const Messages &messages, const Ids &reply)
+    {
+        return detail::check(etg_runner_commit_turn(get(), messages.get(), reply.data(), reply.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_runner *get() const noexcept { return handle_.get(); }
+
+private:
+    /** One run's callback and what it threw. */
+    struct Call {
+        const OnEvent &on_event;
+        detail::Caught caught;
+
+        static std::int32_t receive(void *user_data, const etg_event *event)
+        {
+            Call &call = *static_cast<Call *>(user_data);
+            return call.caught.run([&] { return call.on_event(*event); });
+        }
+    };
+
+    static OnEvent text_only(const OnText &on_text)
+    {
+        if (!on_text) {
+            return {};
+        }
+        return [&on_text](const etg_event &event) {
+            if (event.kind == ETG_EVENT_TEXT) {
+                on_text(std::string_view(event.text, event.text_length));
+            }
+            return true;
+        };
+    }
+
+    static Result<Runner> open_with(std::string_view folder, const etg_runner_options *options)
+    {
+        etg_runner *raw = nullptr;
+        const std::int32_t status = etg_runner_open(folder.data(), folder.size(), options, &raw);
+        if (status < 0) {
+            return detail::fail<Runner>(status);
+        }
+        return Runner(raw);
+    }
+
+    Result<Turn> generate_with(const Messages &messages, const etg_generate_options *options, const OnEvent &on_event)
+    {
+        Call call{on_event, {}};
+        etg_turn_result result = etg_turn_result_init();
+        const std::int32_t status =
+            etg_runner_generate(get(), messages.get(), options, on_event ? Call::receive : nullptr, &call, &result);
+        call.caught.rethrow();
+        if (status < 0) {
+            return detail::fail<Turn>(status);
+        }
+        Turn turn;
+        turn.status = status;
+        turn.text.assign(result.text, result.text_length);
+        if (result.token_count > 0) {
+            turn.tokens.assign(result.tokens, result.tokens + result.token_count);
+        }
+        turn.stats = result;
+        turn.stats.text = nullptr;
+        turn.stats.tokens = nullptr;
+        return turn;
+    }
+
+    std::size_t number(std::int32_t (*getter)(const etg_runner *, std::size_t *)) const
+    {
+        std::size_t value = 0;
+        (void)!getter(get(), &value);
+        return value;
+    }
+
+    detail::Owned<etg_runner, etg_runner_free> handle_;
+};
+
+/** How a checkpoint is compiled. */
+class CompileOptions {
+public:
+    CompileOptions()
+    {
+        etg_compile_options *raw = nullptr;
+        (void)!etg_compile_options_create(&raw);
+        handle_.reset(raw);
+    }
+
+    /** An ETG_WEIGHTS_ constant. */
+    Result<void> weights(std::int32_t format) { return detail::check(etg_compile_options_set_weights(get(), format)); }
+    Result<void> max_context(std::size_t tokens)
+    {
+        return detail::check(etg_compile_options_set_max_context(get(), tokens));
+    }
+    Result<void> prefill_ar(std::size_t rows) { return detail::check(etg_compile_options_set_prefill_ar(get(), rows)); }
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_compile_options_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_compile_options *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_compile_options, etg_compile_options_free> handle_;
+};
+
+/** Gets the progress of a compilation; false ends it. */
+using OnProgress = std::function<bool(const etg_progress &progress)>;
+
+/** Compile a checkpoint (Hugging Face folder or GGUF file) into a model folder. */
+inline Result<void> compile(std::string_view checkpoint, std::string_view out_folder, const CompileOptions &options = {},
+                            const OnProgress &on_progress = {})
+{
+    struct Call {
+        const OnProgress &on_progress;
+        detail::Caught caught;
+
+        static std::int32_t receive(void *user_data, const etg_progress *progress)
+        {
+            Call &call = *static_cast<Call *>(user_data);
+            return call.caught.run([&] { return call.on_progress(*progress); });
+        }
+    };
+    Call call{on_progress, {}};
+    const std::int32_t status = etg_compile(checkpoint.data(), checkpoint.size(), out_folder.data(), out_folder.size(),
+                                            options.get(), on_progress ? Call::receive : nullptr, &call);
+    call.caught.rethrow();
+    return detail::check(status);
+}
+
+/** What a checkpoint or a compiled folder is, as JSON. */
+inline Result<std::string> inspect_json(std::string_view path)
+{
+    return detail::text_from([&](etg_buffer **out) { return etg_inspect_json(path.data(), path.size(), out); });
+}
+
+/** The models that are known by name, as JSON. */
+inline Result<std::string> models_json()
+{
+    return detail::text_from([](etg_buffer **out) { return etg_models_json(out); });
+}
+
+} // namespace etg
+
+#endif /* ETGENAI_HPP */

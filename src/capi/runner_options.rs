@@ -1,0 +1,191 @@
+//! `etg_runner_options`: how a runner is opened.
+
+use super::guard::guard;
+use super::handle::{self, Handle};
+use super::input::{self, Out};
+use super::json_fields::{self, Field};
+use super::status::ETG_OK;
+use crate::Result;
+use crate::runner::RunnerOptions;
+use parking_lot::Mutex;
+use std::ffi::c_char;
+use std::ptr;
+
+/// How a runner is opened: threads, chat template, system prompt. The values are read when a runner is opened.
+pub struct etg_runner_options {
+    options: Mutex<RunnerOptions>,
+}
+
+impl Handle for etg_runner_options {
+    const NAME: &'static str = "etg_runner_options";
+}
+
+/// What `options` say now; NULL is the defaults.
+pub(super) fn read(options: *const etg_runner_options) -> Result<RunnerOptions> {
+    if options.is_null() {
+        return Ok(RunnerOptions::default());
+    }
+    let options = handle::get(options)?;
+    let options = options.options.lock();
+    Ok(options.clone())
+}
+
+/// Change `options` with `change`, all or nothing.
+fn update(
+    function: &'static str,
+    options: *mut etg_runner_options,
+    change: impl FnOnce(&mut RunnerOptions) -> Result<()>,
+) -> i32 {
+    guard(function, || {
+        let options = handle::get(options)?;
+        let mut options = options.options.lock();
+        let mut changed = options.clone();
+        change(&mut changed)?;
+        changed.validate()?;
+        *options = changed;
+        Ok(ETG_OK)
+    })
+}
+
+/// Keys of the JSON setter.
+const KEYS: [&str; 4] = ["threads", "template", "template_variables", "system_prompt"];
+
+fn set_field(options: &mut RunnerOptions, field: &Field<'_>) -> Result<bool> {
+    match field.key() {
+        "threads" => options.threads = field.or_null(Field::count)?.filter(|&threads| threads > 0),
+        "template" => options.template = field.or_null(Field::text)?.map(str::to_owned),
+        "template_variables" => options.template_variables = field.or_null(Field::object)?.cloned().unwrap_or_default(),
+        "system_prompt" => options.system_prompt = field.or_null(Field::text)?.map(str::to_owned),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Make options with the default values.
+///
+/// - Threads: any.
+/// - Owns: `*options_out` is the caller's; free it with `etg_runner_options_free`.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+/// - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_runner_options_create(options_out: *mut *mut etg_runner_options) -> i32 {
+    guard("etg_runner_options_create", || {
+        // SAFETY: out-parameter of the caller.
+        let mut out = unsafe { Out::new(options_out, ptr::null_mut(), "options_out") }?;
+        out.set(handle::issue(etg_runner_options { options: Mutex::default() }));
+        Ok(ETG_OK)
+    })
+}
+
+/// Free options. NULL is allowed and does nothing.
+///
+/// - Threads: any; runners opened with them are not touched.
+/// - Owns: takes the options back.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+/// - After a failure: nothing was freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn etg_runner_options_free(options: *mut etg_runner_options) -> i32 {
+    guard("etg_runner_options_free", || handle::free(options).map(|()| ETG_OK))
+}
+
+/// Threads of the CPU engine; 0, the default, is one a physical core.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_runner_options_set_threads(options: *mut etg_runner_options, threads: usize) -> i32 {
+    update("etg_runner_options_set_threads", options, |options| {
+        options.threads = (threads > 0).then_some(threads);
+        Ok(())
+    })
+}
+
+/// Chat template in place of the model's own: Jinja source, or "upstream:NAME" for one of the built-in compatibility
+/// templates. The empty text takes the model's own again. It is compiled when a runner is opened.
+///
+/// - Threads: any.
+/// - Owns: the text is copied.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_runner_options_set_template(
+    options: *mut etg_runner_options,
+    text: *const c_char,
+    length: usize,
+) -> i32 {
+    update("etg_runner_options_set_template", options, |options| {
+        // SAFETY: text of the caller.
+        let text = unsafe { input::text(text, length, "template") }?;
+        options.template = (!text.is_empty()).then(|| text.to_owned());
+        Ok(())
+    })
+}
+
+/// Further variables for the chat template as one JSON object, e.g. `{"enable_thinking": false}`. Replaces those before.
+///
+/// - Threads: any.
+/// - Owns: the text is copied.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8), `ETG_ERROR_FORMAT` (not a JSON object).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_runner_options_set_template_variables(
+    options: *mut etg_runner_options,
+    json: *const c_char,
+    length: usize,
+) -> i32 {
+    update("etg_runner_options_set_template_variables", options, |options| {
+        // SAFETY: text of the caller.
+        let json = unsafe { input::text(json, length, "json") }?;
+        options.template_variables = json_fields::object("template variables", json)?;
+        Ok(())
+    })
+}
+
+/// First message of every conversation, with the role "system". The empty text means none, the default.
+///
+/// - Threads: any.
+/// - Owns: the text is copied.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_runner_options_set_system_prompt(
+    options: *mut etg_runner_options,
+    text: *const c_char,
+    length: usize,
+) -> i32 {
+    update("etg_runner_options_set_system_prompt", options, |options| {
+        // SAFETY: text of the caller.
+        let text = unsafe { input::text(text, length, "system prompt") }?;
+        options.system_prompt = (!text.is_empty()).then(|| text.to_owned());
+        Ok(())
+    })
+}
+
+/// Set any of the options from one JSON object, e.g. `{"threads": 4}`. Keys: threads, template, template_variables,
+/// system_prompt; null takes the default.
+///
+/// - Threads: any.
+/// - Owns: the text is copied.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+///   key), `ETG_ERROR_FORMAT` (not a JSON object).
+/// - After a failure: the options are unchanged, also by the keys that were right.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_runner_options_set_json(
+    options: *mut etg_runner_options,
+    json: *const c_char,
+    length: usize,
+) -> i32 {
+    update("etg_runner_options_set_json", options, |options| {
+        // SAFETY: text of the caller.
+        let json = unsafe { input::text(json, length, "json") }?;
+        json_fields::for_each(etg_runner_options::NAME, json, &KEYS, |field| set_field(options, field))
+    })
+}

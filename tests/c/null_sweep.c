@@ -1,0 +1,94 @@
+/*
+ * Every function with each of its pointers NULL in turn, all others right: an error code and a text, never a crash.
+ * tests/capi.rs writes the calls from the header and passes the folder of a compiled model.
+ */
+#include "etgenai.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int failures = 0;
+
+static void nulled(int32_t status, int may_be_null, const char *call)
+{
+    if (!may_be_null && status != ETG_ERROR_INVALID_ARGUMENT) {
+        fprintf(stderr, "%s gave %s\n", call, etg_status_name(status));
+        ++failures;
+    }
+    if (status < 0 && etg_last_error_message()[0] == '\0') {
+        fprintf(stderr, "%s left no message\n", call);
+        ++failures;
+    }
+}
+
+#define NULLED(call, may_be_null) nulled((call), (may_be_null), #call)
+#define NEEDED(call)                                                                                                   \
+    if ((call) < 0) {                                                                                                  \
+        fprintf(stderr, "%s: %s\n", #call, etg_last_error_message());                                                  \
+        return 1;                                                                                                      \
+    }
+
+int main(int argc, char **argv)
+{
+    /* What the calls use ... */
+    etg_buffer *buffer = NULL;
+    etg_messages *messages = NULL;
+    etg_generate_options *generate_options = NULL;
+    etg_runner_options *runner_options = NULL;
+    etg_compile_options *compile_options = NULL;
+    etg_tokenizer *tokenizer = NULL;
+    etg_detokenizer *detokenizer = NULL;
+    etg_runner *runner = NULL;
+    const uint32_t ids[1] = {1};
+    /* ... and where their results go. */
+    etg_buffer *new_buffer = NULL;
+    etg_messages *new_messages = NULL;
+    etg_generate_options *new_generate_options = NULL;
+    etg_runner_options *new_runner_options = NULL;
+    etg_compile_options *new_compile_options = NULL;
+    etg_tokenizer *new_tokenizer = NULL;
+    etg_detokenizer *new_detokenizer = NULL;
+    etg_runner *new_runner = NULL;
+    const char *text_out = NULL;
+    const uint32_t *ids_out = NULL;
+    const float *logits_out = NULL;
+    size_t size_out = 0;
+    uint32_t id_out = 0;
+    int32_t flag_out = 0;
+    etg_turn_result result = etg_turn_result_init();
+
+    /* Not every result has a second pointer beside it. */
+    (void)new_messages, (void)new_generate_options, (void)new_runner_options, (void)new_compile_options;
+    (void)new_tokenizer, (void)new_detokenizer, (void)new_runner, (void)new_buffer;
+
+    if (argc != 2) {
+        return 2;
+    }
+    NEEDED(etg_messages_create(&messages));
+    NEEDED(etg_messages_add(messages, ETG_ROLE_USER));
+    NEEDED(etg_messages_add_text(messages, "hello", 5));
+    NEEDED(etg_generate_options_create(&generate_options));
+    NEEDED(etg_generate_options_set_max_new_tokens(generate_options, 1));
+    NEEDED(etg_runner_options_create(&runner_options));
+    NEEDED(etg_compile_options_create(&compile_options));
+    NEEDED(etg_runner_open(argv[1], strlen(argv[1]), runner_options, &runner));
+    NEEDED(etg_runner_tokenizer(runner, &tokenizer));
+    NEEDED(etg_detokenizer_create(tokenizer, 1, &detokenizer));
+    NEEDED(etg_runner_render(runner, messages, &buffer));
+
+/* CALLS */
+
+    etg_buffer_free(buffer);
+    etg_detokenizer_free(detokenizer);
+    etg_tokenizer_free(tokenizer);
+    etg_runner_free(runner);
+    etg_compile_options_free(compile_options);
+    etg_runner_options_free(runner_options);
+    etg_generate_options_free(generate_options);
+    etg_messages_free(messages);
+    if (etg_live_handle_count() != 0) {
+        fprintf(stderr, "%zu handles leaked\n", etg_live_handle_count());
+        ++failures;
+    }
+    return failures != 0;
+}
