@@ -1,0 +1,102 @@
+//! `etgenai eval`: perplexity on a text, by the protocol of [`etgenai::runner::perplexity`].
+
+use super::interrupt;
+use super::output::{print_fields, print_json};
+use super::progress::Progress;
+use super::{Outcome, positive};
+use etgenai::Error;
+use etgenai::chat::EncodeOptions;
+use etgenai::runner::{EvalOptions, Flow, Perplexity, Runner, RunnerOptions};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Arguments of `eval`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Directory written by `etgenai compile`
+    dir: PathBuf,
+    /// UTF-8 text to score
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Tokens of a window. Each window starts with an empty context; its first token is not scored
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_two)]
+    window: usize,
+    /// Leave out a last window that is not full
+    #[arg(long)]
+    full_windows_only: bool,
+    /// Threads that compute; without it one a physical core
+    #[arg(long, value_name = "N", value_parser = positive)]
+    threads: Option<usize>,
+}
+
+fn at_least_two(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        1 => Err("must be 2 or more: the first token of a window is not scored".into()),
+        tokens => Ok(tokens),
+    }
+}
+
+/// Run `etgenai eval`.
+pub fn run(args: &Args, json: bool) -> Outcome {
+    let text = read_text(&args.text)?;
+    let mut runner = Runner::open(&args.dir, &RunnerOptions { threads: args.threads, ..RunnerOptions::default() })?;
+    let tokens = runner.tokenizer().encode(&text, EncodeOptions { add_bos: false, parse_special: false })?;
+
+    let start = Instant::now();
+    let result = score(&mut runner, &tokens, args, json)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let engine = runner.decoder().component().description();
+
+    if json {
+        return Ok(print_json(&json!({
+            "text": args.text,
+            "text_tokens": tokens.len(),
+            "window": args.window,
+            "full_windows_only": args.full_windows_only,
+            "windows": result.windows,
+            "scored_tokens": result.scored_tokens,
+            "nll_sum": result.mean_nll * result.scored_tokens as f64,
+            "mean_nll": result.mean_nll,
+            "perplexity": result.perplexity,
+            "seconds": seconds,
+            "engine": engine,
+        }))?);
+    }
+    Ok(print_fields(&[
+        ("perplexity", format!("{:.4}", result.perplexity)),
+        ("scored", format!("{} of {} tokens", result.scored_tokens, tokens.len())),
+        ("windows", format!("{} of {} tokens", result.windows, args.window)),
+        ("time", format!("{seconds:.1} s, {:.1} tokens/s", result.scored_tokens as f64 / seconds)),
+        ("engine", engine),
+    ])?)
+}
+
+fn read_text(path: &Path) -> etgenai::Result<String> {
+    let bytes = std::fs::read(path).map_err(|error| Error::io(path, error))?;
+    String::from_utf8(bytes).map_err(|error| Error::format(path, "text", error.to_string()))
+}
+
+fn score(runner: &mut Runner, tokens: &[u32], args: &Args, json: bool) -> etgenai::Result<Perplexity> {
+    let cancel = runner.cancel_handle();
+    let _scope = interrupt::cancels_with(move || cancel.cancel());
+    let bar = Progress::steps("scoring", "tokens", json);
+    let options = EvalOptions { window: args.window, full_windows_only: args.full_windows_only };
+    runner.evaluate(tokens, &options, &mut |so_far| {
+        bar.set(so_far.scored as u64, so_far.total as u64);
+        Flow::Continue
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_needs_a_token_to_score() {
+        assert_eq!(at_least_two("2"), Ok(2));
+        for wrong in ["0", "1", "-1", "x", ""] {
+            assert!(at_least_two(wrong).is_err(), "{wrong}");
+        }
+    }
+}
