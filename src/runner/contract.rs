@@ -201,7 +201,7 @@ impl<'a> Reader<'a> {
 
     fn check_kv(&self, caches: &[TensorInfo], ar: usize, slots: usize) -> Result<()> {
         let layers = caches.len() / 2;
-        if layers == 0 || caches.len() % 2 != 0 || self.signature.outputs.len() != 1 + 2 * layers {
+        if layers == 0 || !caches.len().is_multiple_of(2) || self.signature.outputs.len() != 1 + 2 * layers {
             let outputs = self.signature.outputs.len();
             return Err(self.error(format!(
                 "{} KV caches in and {outputs} outputs; there must be a K and a V cache a layer, and logits plus a K \

@@ -237,7 +237,7 @@ impl Decoder {
         let past = self.committed.len();
         let usable = || self.steps.iter().enumerate().filter(move |(_, step)| step.graph.cache_slots >= past);
         let fitting = usable().find(|(_, step)| step.graph.ar >= remaining);
-        let chosen = fitting.or_else(|| usable().last()).map(|(index, _)| index);
+        let chosen = fitting.or_else(|| usable().next_back()).map(|(index, _)| index);
         chosen.ok_or_else(|| Error::internal(format!("no graph reaches over {past} committed tokens")))
     }
 

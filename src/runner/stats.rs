@@ -88,7 +88,7 @@ impl TurnStats {
 /// Sums over all turns since the runner was opened; `reset` and `rewind` do not change them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct TotalStats {
-    /// Runs that got as far as the engine, cancelled ones included.
+    /// Runs that returned a result, cancelled ones included.
     pub turns: usize,
     /// Sum of [`TurnStats::reused_tokens`].
     pub reused_tokens: usize,

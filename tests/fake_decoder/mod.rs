@@ -266,7 +266,7 @@ fn read_id(view: &TensorView<'_>, index: usize) -> u64 {
 
 /// The maximum is the scripted token, or a lower-case letter or space picked by the hash.
 fn write_logits(output: &mut TensorViewMut<'_>, row: usize, seen: u64, control: &mut Control) -> Result<()> {
-    let pick = |h: u64| if h % 6 == 0 { u64::from(b' ') } else { u64::from(b'a') + h / 6 % 26 };
+    let pick = |h: u64| if h.is_multiple_of(6) { u64::from(b' ') } else { u64::from(b'a') + h / 6 % 26 };
     let best = control.script.pop_front().map_or(pick(seen >> 7), u64::from);
     let logits = &mut output.as_mut_slice::<f32>()?[row * VOCABULARY..(row + 1) * VOCABULARY];
     for (id, logit) in logits.iter_mut().enumerate() {
