@@ -880,9 +880,9 @@ int32_t etg_generate_options_set_echo(struct etg_generate_options *options,
                                       int32_t echo);
 
 /**
- * Set any of the options from one JSON object, e.g. `{"temperature": 0.7, "top_k": 40}`. Keys:
- * max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed (null unsets these two
- * and max_new_tokens), stop (replaces the list), ignore_eos, echo.
+ * Set any of the options from one JSON object, e.g. `{"temperature": 0.7, "top_k": 40}`. Keys: max_new_tokens,
+ * temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed, stop (replaces the list), ignore_eos,
+ * echo. null unsets max_new_tokens, repetition_window and seed.
  *
  * - Threads: any.
  * - Owns: the text is copied.

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 /// A tiny model, compiled once through the C ABI.
 static MODEL: LazyLock<PathBuf> = LazyLock::new(|| {
     let model = fresh_folder("capi").join("model");
-    let checkpoint = root().join("tests/fixtures/tiny/llama").display().to_string();
+    let checkpoint = root().join("tests/fixtures/tiny/smollm2").display().to_string();
     let out = model.display().to_string();
     let mut options = ptr::null_mut();
     unsafe {
@@ -391,7 +391,7 @@ unsafe extern "C" fn end_the_work(_: *mut c_void, progress: *const etg_progress)
 #[test]
 fn a_cancelled_compilation_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let checkpoint = root().join("tests/fixtures/tiny/llama").display().to_string();
+    let checkpoint = root().join("tests/fixtures/tiny/smollm2").display().to_string();
     let out = folder.path().join("model").display().to_string();
     let (from, to) = (text(&checkpoint), text(&out));
     let status = unsafe { etg_compile(from.0, from.1, to.0, to.1, ptr::null(), Some(end_the_work), ptr::null_mut()) };
@@ -399,27 +399,40 @@ fn a_cancelled_compilation_leaves_nothing() {
     assert_eq!(fs::read_dir(folder.path()).expect("the folder is there").count(), 0);
 }
 
-/// Compile a C program against the shared library and, apart, against the static one, and run both.
-fn run_c_program(source: &Path, arguments: &[&str]) {
+/// Compile a program against the shared library and, apart, against the static one, and run both.
+fn run_program(mut compile: impl FnMut() -> Command, source: &Path, arguments: &[&str]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let libraries = libraries();
     // Programs look for the name in the library, which an installation provides as a link.
     let soname = format!("libetgenai.so.{}", env!("CARGO_PKG_VERSION_MAJOR"));
     std::os::unix::fs::symlink(&libraries.shared, folder.path().join(soname)).expect("a link");
     let (shared, fixed) = (folder.path().join("shared"), folder.path().join("static"));
-    run(compiler(false, "c11").arg(source).arg("-o").arg(&shared).arg(&libraries.shared).arg("-lpthread"));
+    run(compile().arg(source).arg("-o").arg(&shared).arg(&libraries.shared).arg("-lpthread"));
     run(Command::new(&shared).args(arguments).env("LD_LIBRARY_PATH", folder.path()));
-    run(compiler(false, "c11").arg(source).arg("-o").arg(&fixed).arg(&libraries.archive).args([
-        "-lm",
-        "-lpthread",
-        "-ldl",
-    ]));
+    run(compile().arg(source).arg("-o").arg(&fixed).arg(&libraries.archive).args(["-lm", "-lpthread", "-ldl"]));
     run(Command::new(&fixed).args(arguments));
 }
 
 #[test]
 fn smoke_in_c() {
-    run_c_program(&root().join("tests/c/smoke.c"), &[]);
+    run_program(|| compiler(false, "c11"), &root().join("tests/c/smoke.c"), &[]);
+}
+
+#[test]
+fn the_cpp_header_throws_and_frees() {
+    let model = MODEL.display().to_string();
+    run_program(|| compiler(true, "c++17"), &root().join("tests/c/cpp_header.cpp"), &[&model]);
+}
+
+#[test]
+fn the_cpp_header_works_without_exceptions() {
+    let model = MODEL.display().to_string();
+    let compile = || {
+        let mut command = compiler(true, "c++20");
+        command.arg("-fno-exceptions");
+        command
+    };
+    run_program(compile, &root().join("tests/c/cpp_no_exceptions.cpp"), &[&model]);
 }
 
 /// Every function of the header, called with each of its pointers NULL in turn and all others right.
@@ -436,7 +449,7 @@ fn null_sweep_in_c() {
     let source = folder.path().join("null_sweep.c");
     fs::write(&source, template.replace("/* CALLS */", &calls)).expect("the program can be written");
     let model = MODEL.display().to_string();
-    run_c_program(&source, &[&model]);
+    run_program(|| compiler(false, "c11"), &source, &[&model]);
 }
 
 /// Makes the calls of the NULL sweep from the text of the header.

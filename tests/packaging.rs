@@ -101,7 +101,7 @@ fn compile_model(out: &Path) {
     use etgenai::checkpoint::Checkpoint;
     use etgenai::compile::{CompileOptions, Flow, compile_checkpoint};
     use etgenai::formats::WeightFormat;
-    let checkpoint = Checkpoint::open(&root().join("tests/fixtures/tiny/llama")).expect("the fixture opens");
+    let checkpoint = Checkpoint::open(&root().join("tests/fixtures/tiny/smollm2")).expect("the fixture opens");
     compile_checkpoint(&checkpoint, out, &CompileOptions::new(WeightFormat::F32), &mut |_| Flow::Continue)
         .expect("the fixture compiles");
 }

@@ -277,9 +277,9 @@ pub extern "C" fn etg_generate_options_set_echo(options: *mut etg_generate_optio
     })
 }
 
-/// Set any of the options from one JSON object, e.g. `{"temperature": 0.7, "top_k": 40}`. Keys:
-/// max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed (null unsets these two
-/// and max_new_tokens), stop (replaces the list), ignore_eos, echo.
+/// Set any of the options from one JSON object, e.g. `{"temperature": 0.7, "top_k": 40}`. Keys: max_new_tokens,
+/// temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed, stop (replaces the list), ignore_eos,
+/// echo. null unsets max_new_tokens, repetition_window and seed.
 ///
 /// - Threads: any.
 /// - Owns: the text is copied.

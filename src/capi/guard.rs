@@ -5,6 +5,7 @@
 
 use super::last_error::{self, Failure};
 use crate::{Error, Result};
+use std::any::Any;
 use std::backtrace::Backtrace;
 use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
@@ -41,23 +42,32 @@ pub(super) fn catch<T>(body: impl FnOnce() -> T) -> std::result::Result<T, Panic
     // What the body leaves half done is the caller's to mark: `with_runner` poisons, the other handles hold plain values.
     let outcome = panic::catch_unwind(AssertUnwindSafe(body));
     let _ = DEPTH.try_with(|depth| depth.set(depth.get().saturating_sub(1)));
-    outcome.map_err(|_payload| {
+    outcome.map_err(|payload| {
         let seen = SEEN.try_with(|seen| seen.borrow_mut().take()).ok().flatten();
-        Panicked(seen.unwrap_or_else(|| "no message".into()))
+        Panicked(seen.unwrap_or_else(|| words_of(&*payload)))
     })
 }
 
-/// The default hook prints; ours keeps the words of panics inside a guard and passes on all others.
+/// The words of a panic; one that came from another thread was seen by the hook there, so they are all there is.
+fn words_of(payload: &(dyn Any + Send)) -> String {
+    let words =
+        payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    words.unwrap_or("no message").to_owned()
+}
+
+/// The default hook prints; ours keeps the words of panics inside a guard and on the engine's threads, and passes on
+/// all others.
 fn install_hook() {
     let previous = panic::take_hook();
-    panic::set_hook(Box::new(move |info| match DEPTH.try_with(Cell::get) {
-        Ok(depth) if depth > 0 => remember(info),
-        _ => previous(info),
+    panic::set_hook(Box::new(move |info| {
+        let guarded = DEPTH.try_with(Cell::get).is_ok_and(|depth| depth > 0);
+        let ours = std::thread::current().name().is_some_and(|name| name.starts_with("etgenai"));
+        if guarded || ours { remember(info) } else { previous(info) }
     }));
 }
 
 fn remember(info: &PanicHookInfo<'_>) {
-    let message = info.payload_as_str().unwrap_or("not a text");
+    let message = words_of(info.payload());
     let place = info.location().map_or_else(|| "unknown place".into(), ToString::to_string);
     // The message may quote what a user typed, the place never does.
     log::error!("panic at {place}");
@@ -74,10 +84,7 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_an_internal_error_with_its_words() {
-        let code = guard("test", || {
-            let empty: Vec<i32> = Vec::new();
-            Ok(empty.iter().copied().max().ok_or_else(|| Error::invalid("not this"))?)
-        });
+        let code = guard("test", || Err(Error::invalid("not this")));
         assert_eq!(code, status::ETG_ERROR_INVALID_ARGUMENT);
         #[allow(clippy::panic, reason = "the thing under test")]
         let code = guard("test", || panic!("fire in room {}", 7));
@@ -86,5 +93,11 @@ mod tests {
         // SAFETY: the text of this thread's last failure, not failed again since.
         let text = unsafe { CStr::from_ptr(etg_last_error_message()) }.to_string_lossy().into_owned();
         assert!(text.contains("fire in room 7") && text.contains("guard.rs"), "{text}");
+    }
+
+    #[test]
+    fn a_panic_handed_over_by_a_worker_keeps_its_words() {
+        let caught = catch(|| panic::resume_unwind(Box::new("smoke in the pool")));
+        assert!(matches!(caught, Err(Panicked(words)) if words == "smoke in the pool"));
     }
 }

@@ -3,7 +3,7 @@
 
 use super::event::{self, etg_event_fn};
 use super::generate_options::{self, etg_generate_options};
-use super::guard::{catch, guard};
+use super::guard::{Panicked, catch, guard};
 use super::handle::{self, Handle};
 use super::input::{self, Out};
 use super::last_error::Failure;
@@ -82,18 +82,34 @@ impl etg_runner {
         self.last_failure.lock().clone()
     }
 
-    /// Run `body` with the runner to itself.
+    /// Run `body` with the runner to itself, unless it is poisoned.
     fn exclusive<T>(&self, body: impl FnOnce(&mut Runner) -> Result<T>) -> Result<T> {
+        self.locked(|runner| {
+            if let Some(reason) = &*self.poisoned.lock() {
+                return Err(Error::Poisoned(reason.clone()));
+            }
+            body(runner)
+        })
+    }
+
+    /// Run `body` with the runner to itself; a panic poisons it.
+    fn locked<T>(&self, body: impl FnOnce(&mut Runner) -> Result<T>) -> Result<T> {
         let Some(mut runner) = self.runner.try_lock() else { return Err(busy()) };
-        if let Some(reason) = &*self.poisoned.lock() {
-            return Err(Error::Poisoned(reason.clone()));
-        }
-        let outcome = catch(|| body(&mut runner)).unwrap_or_else(|panicked| {
-            *self.poisoned.lock() = Some(panicked.0.clone());
-            Err(panicked.into())
-        });
+        let outcome = self.poison_if_panicked(catch(|| body(&mut runner)));
         self.known.lock().refresh(&runner);
         outcome
+    }
+
+    fn poison_if_panicked<T>(&self, outcome: std::result::Result<Result<T>, Panicked>) -> Result<T> {
+        outcome.unwrap_or_else(|panicked| {
+            *self.poisoned.lock() = Some(panicked.0.clone());
+            Err(panicked.into())
+        })
+    }
+
+    /// Remember a failure for whoever asks the handle later.
+    fn remember<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.inspect_err(|error| *self.last_failure.lock() = Failure::of(error))
     }
 }
 
@@ -109,11 +125,7 @@ pub(super) fn with_runner(
 ) -> i32 {
     guard(function, || {
         let handle = handle::get(runner)?;
-        let outcome = handle.exclusive(|runner| body(&handle, runner));
-        if let Err(error) = &outcome {
-            *handle.last_failure.lock() = Failure::of(error);
-        }
-        outcome
+        handle.remember(handle.exclusive(|runner| body(&handle, runner)))
     })
 }
 
@@ -203,10 +215,7 @@ pub unsafe extern "C" fn etg_runner_generate(
         // What the caller borrowed of the reply before ends here.
         *handle.reply.lock() = turn_result::Reply::default();
         let outcome = catch(|| runner.generate(&messages, &options, &mut |event| receiver.receive(&event)));
-        let outcome = outcome.unwrap_or_else(|panicked| {
-            *handle.poisoned.lock() = Some(panicked.0.clone());
-            Err(panicked.into())
-        });
+        let outcome = handle.poison_if_panicked(outcome);
         let result = outcome.inspect_err(|error| receiver.finish_after_panic(error))?;
         let status = event::stop_status(result.stop_reason);
         handle.known.lock().turn = Some(result.stats.clone());
@@ -252,21 +261,12 @@ pub extern "C" fn etg_runner_cancel(runner: *mut etg_runner) -> i32 {
 pub extern "C" fn etg_runner_reset(runner: *mut etg_runner) -> i32 {
     guard("etg_runner_reset", || {
         let handle = handle::get(runner)?;
-        // Waiting for the lock here would hang in a callback: a poison is lifted only by a call that got the runner.
-        if handle.runner.is_locked() {
-            return Err(busy());
-        }
-        let before = handle.poisoned.lock().take();
-        let outcome = handle.exclusive(|runner| {
+        handle.remember(handle.locked(|runner| {
             runner.reset();
+            *handle.poisoned.lock() = None;
             *handle.reply.lock() = turn_result::Reply::default();
             Ok(ETG_OK)
-        });
-        if let Err(error) = &outcome {
-            *handle.last_failure.lock() = Failure::of(error);
-            *handle.poisoned.lock() = before;
-        }
-        outcome
+        }))
     })
 }
 
@@ -378,6 +378,7 @@ mod tests {
             sliding_window: None,
             tokenizer: Tokenizer::from_bytes(&json, &SpecialTokens::default()).unwrap(),
             template: None,
+            template_variables: Default::default(),
             eos_ids: Vec::new(),
             system_prompt: None,
         };
