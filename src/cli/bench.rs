@@ -78,7 +78,7 @@ struct Operators {
 }
 
 fn measure(args: &Args, json: bool, cancelled: &AtomicBool) -> Result<Report> {
-    let (load_ms, mut runner) = load(args)?;
+    let (load_ms, mut runner) = load(args, cancelled)?;
     check_capacity(args, runner.context_capacity())?;
     let prompt = prompt(args.prompt_tokens, runner.decoder().contract().vocabulary);
 
@@ -87,9 +87,7 @@ fn measure(args: &Args, json: bool, cancelled: &AtomicBool) -> Result<Report> {
     time_run(&mut runner, &prompt, args.new_tokens)?;
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
     for run in 0..args.repeat {
-        if cancelled.load(Ordering::Relaxed) {
-            return Err(Error::Cancelled);
-        }
+        check(cancelled)?;
         let rates = time_run(&mut runner, &prompt, args.new_tokens)?;
         prefill.push(rates.prefill);
         decode.push(rates.decode);
@@ -118,17 +116,23 @@ fn spread(samples: &[f64]) -> Result<Spread> {
 }
 
 /// Open the model several times, keep the last one.
-fn load(args: &Args) -> Result<(Spread, Runner)> {
+fn load(args: &Args, cancelled: &AtomicBool) -> Result<(Spread, Runner)> {
     let options = RunnerOptions { threads: Some(args.threads()), ..RunnerOptions::default() };
     let mut times = Vec::new();
     loop {
         let start = Instant::now();
         let runner = Runner::open(&args.dir, &options)?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
+        check(cancelled)?;
         if times.len() >= args.repeat {
             return Ok((spread(&times)?, runner));
         }
     }
+}
+
+/// Whether Ctrl-C has come.
+fn check(cancelled: &AtomicBool) -> Result<()> {
+    if cancelled.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
 }
 
 fn check_capacity(args: &Args, capacity: usize) -> Result<()> {
