@@ -213,9 +213,12 @@ fn attend_task(
     let (cached, new) = (all.cache.range(), all.block.range());
     let columns = cached.len() + new.len();
     let lines = rows.len() * heads.len();
-    scratch.clear();
-    scratch.resize(lines * (d + columns), 0.0);
-    let (q, scores) = scratch.split_at_mut(lines * d);
+    let needed = lines * (d + columns);
+    if scratch.len() < needed {
+        scratch.resize(needed, 0.0);
+    }
+    // What is left from other tasks is overwritten: products assign, they do not accumulate.
+    let (q, scores) = scratch[..needed].split_at_mut(lines * d);
     gather_queries(shape, operands.q, &rows, &heads, q);
 
     let kv_head = heads.start / (shape.heads / shape.kv_heads);

@@ -224,9 +224,10 @@ impl Fuser<'_> {
         else {
             return None;
         };
-        let (value_cache, value_dim) = (f.shape(values.inputs[0])[2], f.shape(values.inputs[0])[3]);
+        let &[_, value_heads, value_cache, value_dim] = f.shape(values.inputs[0]) else { return None };
         let block = f.shape(keys.inputs[1])[3];
-        let fits = value_cache == cache && block == rows && f.shape(values.inputs[1])[2] == rows;
+        let fits = value_heads == kv_heads && value_cache == cache;
+        let fits = fits && block == rows && f.shape(values.inputs[1])[2] == rows;
         let given = f.input(keys.inputs[0]).is_some() && f.input(values.inputs[0]).is_some();
         let mask = f.input(masked.inputs[1])?;
         if !fits || !given || f.shape(masked.inputs[1]) != [1, 1, rows, cache + rows] {
