@@ -139,7 +139,7 @@ impl Cut {
         let group = shape.heads / shape.kv_heads;
         let row_tasks = rows.div_ceil(TASK_ROWS);
         // Heads that share keys stay together, unless threads would be idle.
-        let splits = (1..=group).filter(|split| group % split == 0);
+        let splits = (1..=group).filter(|&split| group.is_multiple_of(split));
         let split = splits.into_iter().find(|split| shape.kv_heads * split * row_tasks >= threads).unwrap_or(group);
         Self { heads: group / split, rows: rows.min(TASK_ROWS), row_tasks }
     }

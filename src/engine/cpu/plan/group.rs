@@ -1,6 +1,5 @@
 //! Puts linear steps that read the same rows into one step: `x` is prepared once, and one parallel region does all.
 
-use super::super::weights::WeightTable;
 use super::fuse::Aliases;
 use super::{Action, Demand, MAX_JOBS, Step};
 use crate::graph::ValueId;
@@ -9,7 +8,7 @@ use std::collections::HashMap;
 /// Merge linear steps without residuals into the first one that reads the same value.
 ///
 /// Moving a step forward is always possible: what it reads (x, weights) was there for the first one too.
-pub(super) fn group_linears(steps: Vec<Step<ValueId>>, alias: &Aliases, weights: &WeightTable) -> Vec<Step<ValueId>> {
+pub(super) fn group_linears(steps: Vec<Step<ValueId>>, alias: &Aliases) -> Vec<Step<ValueId>> {
     let mut grouped: Vec<Step<ValueId>> = Vec::with_capacity(steps.len());
     let mut open: HashMap<(ValueId, Demand, bool), usize> = HashMap::new();
     for step in steps {
@@ -17,7 +16,6 @@ pub(super) fn group_linears(steps: Vec<Step<ValueId>>, alias: &Aliases, weights:
             grouped.push(step);
             continue;
         };
-        debug_assert!(jobs.iter().all(|job| weights.is_packed(job.weight)));
         if step.reads.len() > 1 {
             grouped.push(step);
             continue;

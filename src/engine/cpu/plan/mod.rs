@@ -185,7 +185,7 @@ impl Plan {
         let fused = fuse::fuse(graph, weights);
         let mut steps = fused.steps;
         let whole = demand::restrict(graph, &mut steps, &fused.alias);
-        let steps = group::group_linears(steps, &fused.alias, weights);
+        let steps = group::group_linears(steps, &fused.alias);
         let (steps, buffers) = memory::place(graph, weights, steps, &fused.alias)?;
         let block_rows = if whole { None } else { fused.block_rows };
         Ok(Self { steps, block_rows, buffers, checks: fused.checks, masks: fused.masks })
