@@ -1550,7 +1550,7 @@ int32_t etg_detokenizer_finish(struct etg_detokenizer *detokenizer,
                                size_t *length_out);
 
 /**
- * Make options with the default values: int8 weights, everything else as the model suggests.
+ * Make options with the default values: half-precision weights, everything else as the model suggests.
  *
  * - Threads: any.
  * - Owns: `*options_out` is the caller's; free it with `etg_compile_options_free`.

@@ -356,6 +356,28 @@ fn options_json_is_all_or_nothing_and_names_the_key() {
     }
 }
 
+proptest::proptest! {
+    /// Any bytes, and any object over known keys, give a code; an error leaves a text.
+    #[test]
+    fn options_json_survives_anything(
+        bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64),
+        key in "temperature|top_k|top_p|min_p|seed|stop|max_new_tokens|[a-z]{0,4}",
+        value in r#"-?[0-9]{1,25}(\.[0-9]{1,3})?|true|null|"[a-z]{0,3}"|\[\]|\["",1\]|\{\}"#,
+    ) {
+        let object = format!("{{\"{key}\": {value}}}");
+        for json in [bytes.as_slice(), object.as_bytes()] {
+            let mut options = ptr::null_mut();
+            let status = unsafe {
+                assert_eq!(etg_generate_options_create(&mut options), ETG_OK);
+                etg_generate_options_set_json(options, json.as_ptr().cast(), json.len())
+            };
+            assert!([ETG_OK, ETG_ERROR_INVALID_ARGUMENT, ETG_ERROR_FORMAT].contains(&status), "{status} for {object}");
+            assert!(status == ETG_OK || !last_error().is_empty());
+            assert_eq!(etg_generate_options_free(options), ETG_OK);
+        }
+    }
+}
+
 #[test]
 fn statistics_are_there_in_every_form() {
     let chat = Chat::open();

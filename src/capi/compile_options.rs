@@ -32,9 +32,9 @@ impl Handle for etg_compile_options {
     const NAME: &'static str = "etg_compile_options";
 }
 
-/// What a checkpoint becomes if nothing is said: small and close to the original.
+/// What a checkpoint becomes if nothing is said, here and on the command line.
 fn defaults() -> CompileOptions {
-    CompileOptions::new(WeightFormat::W8)
+    CompileOptions::new(WeightFormat::F16)
 }
 
 /// What `options` say now; NULL is the defaults.
@@ -95,7 +95,7 @@ fn set_field(options: &mut CompileOptions, field: &Field<'_>) -> Result<bool> {
     Ok(true)
 }
 
-/// Make options with the default values: int8 weights, everything else as the model suggests.
+/// Make options with the default values: half-precision weights, everything else as the model suggests.
 ///
 /// - Threads: any.
 /// - Owns: `*options_out` is the caller's; free it with `etg_compile_options_free`.
