@@ -145,11 +145,7 @@ impl Error {
 
     /// An [`Error::Format`].
     pub fn format(file: impl AsRef<Path>, field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Error::Format {
-            file: file.as_ref().display().to_string(),
-            field: field.into(),
-            reason: reason.into(),
-        }
+        Error::Format { file: file.as_ref().display().to_string(), field: field.into(), reason: reason.into() }
     }
 
     /// An [`Error::Internal`].

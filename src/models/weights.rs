@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(bound.tensor_of("rope.cos"), None);
         let mut cos = [0.0; 12];
         bound.read_rows("rope.cos", 0..2, &mut cos).unwrap();
-        assert_eq!(cos[..6], [1.264_911_1; 6]);
+        assert_eq!(cos[..6], [1.264_911; 6]);
 
         let checkpoint = Checkpoint::open(&fixture("gemma")).unwrap();
         let spec = ModelSpec::from_config(checkpoint.config()).unwrap().decoder;

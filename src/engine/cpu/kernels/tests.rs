@@ -100,7 +100,7 @@ fn extreme_integers_do_not_saturate() {
                     kernels.linear(&pool, &x, &mut [LinearJob { weight, bias: None, residual: None, out: &mut out }]);
                     for (i, &got) in out.iter().enumerate() {
                         let want = weights[i % PANEL_ROWS * GROUP..][..GROUP].iter().sum::<f32>() * sign;
-                        close(got, want.into(), f64::from(127.0 * 127.0 * 32.0), 1e-6, "dot of extremes");
+                        close(got, want.into(), 127.0 * 127.0 * 32.0, 1e-6, "dot of extremes");
                     }
                 }
             }

@@ -80,7 +80,7 @@ unsafe fn tanh<V: Vector>(x: V) -> V {
     unsafe {
         // Near 0 the formula with exp cancels; an odd polynomial does not.
         let z = x.mul(x);
-        let series = [-5.704_988_7e-3, 2.063_908_8e-2, -5.373_971_5e-2, 0.133_314_42, -0.333_332_82];
+        let series = [-5.704_988_7e-3, 2.063_908_8e-2, -5.373_971_5e-2, 0.133_314_42, -0.333_332_8];
         let small = polynomial(z, series).mul(z).mul_add(x, x);
         let e = exp(x.add(x));
         let large = V::splat(1.0).sub(V::splat(2.0).div(e.add(V::splat(1.0))));
@@ -184,7 +184,7 @@ pub(super) unsafe fn silu_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f3
 pub(super) unsafe fn gelu_tanh_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     zip!(V, gate, up, out, |g, u| {
         let inner = V::splat(0.044_715).mul_add(g.mul(g).mul(g), g);
-        times_sigmoid(g, inner.mul(V::splat(1.595_769_1))).mul(u)
+        times_sigmoid(g, inner.mul(V::splat(1.595_769))).mul(u)
     });
 }
 
