@@ -3,10 +3,10 @@
 //! `include/etgenai.h` is generated from these files (`tests/capi_header.rs`); their doc comments are the header's.
 //! How a call works here:
 //!
-//! 1. [`guard`](guard::guard) runs the body, catches panics, records the failure for the calling thread.
-//! 2. [`handle`] turns the handle that C holds into the value. What C holds is a ticket, never an address: a freed,
+//! 1. `guard` runs the body, catches panics, records the failure for the calling thread.
+//! 2. `handle` turns the handle that C holds into the value. What C holds is a ticket, never an address: a freed,
 //!    foreign or mistyped handle is an error code.
-//! 3. [`input`] checks pointers, lengths and UTF-8, and clears out-parameters before anything can fail.
+//! 3. `input` checks pointers, lengths and UTF-8, and clears out-parameters before anything can fail.
 //!
 //! Every exported function's comment has the same four lines: threads, ownership, codes, state after a failure.
 
