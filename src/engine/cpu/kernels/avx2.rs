@@ -3,7 +3,7 @@
 //! Integer products use `vpmaddubsw` (unsigned · signed bytes, neighbours added in 16 bits, saturating). Saturation
 //! never happens: see the bounds at each use.
 
-use super::activations::IntRows;
+use super::activations::{BASE, DIGITS, IntRows, LARGEST};
 use super::linear::Tile;
 use super::scalar::TINY;
 use super::vector::Vector;
@@ -36,10 +36,11 @@ unsafe fn four(from: *const i8) -> __m256i {
     _mm256_set1_epi32(unsafe { from.cast::<i32>().read_unaligned() })
 }
 
-/// Pairs of 16-bit sums to 32 bits, as f32.
+/// Pairs of 16-bit sums of high and of low digits, put together in 32 bits, as f32.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn widen(sums: __m256i) -> __m256 {
-    _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)))
+fn widen([high, low]: [__m256i; 2]) -> __m256 {
+    let high = _mm256_madd_epi16(high, _mm256_set1_epi16(BASE as i16));
+    _mm256_cvtepi32_ps(_mm256_add_epi32(high, _mm256_madd_epi16(low, _mm256_set1_epi16(1))))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -59,42 +60,45 @@ unsafe fn panel_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
 unsafe fn one_w4(panel: &[u8], x: IntRows<'_>, token: usize, tile: &mut Tile) {
     let (values, scales, minima) = w4::split(panel);
     let nibble = _mm256_set1_epi8(15);
-    let (mut low_sum, mut high_sum) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+    let mut results = [_mm256_setzero_ps(); 2];
     for (g, block) in values.chunks_exact(w4::BLOCK_BYTES).enumerate() {
         let at = g * x.rows + token;
-        // SAFETY: a block has 256 bytes, `scales` and `minima` 32 bytes a group, `x` 32 values and one scale and sum
+        // SAFETY: a block has 256 bytes, `scales` and `minima` 32 bytes a group, `x` 64 digits and one scale and sum
         // for each group and row. Prefetching any address is allowed.
         // No saturation: 8 · 2 · 15 · 127 = 30480.
         unsafe {
-            let q = x.quantized.as_ptr().add(at * GROUP);
-            let (mut low, mut high) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+            let digits = x.digits.as_ptr().add(at * DIGITS);
+            let mut dots = [[_mm256_setzero_si256(); 2]; 2];
             for step in 0..4 {
                 let from = block.as_ptr().add(step * 64);
                 _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(PREFETCH).cast());
-                let (a, b) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast()));
-                let (x0, x1) = (four(q.add(4 * step)), four(q.add(16 + 4 * step)));
-                low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_and_si256(a, nibble), x0));
-                high = _mm256_add_epi16(high, _mm256_maddubs_epi16(_mm256_and_si256(b, nibble), x0));
-                let (a, b) = (_mm256_srli_epi16::<4>(a), _mm256_srli_epi16::<4>(b));
-                low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_and_si256(a, nibble), x1));
-                high = _mm256_add_epi16(high, _mm256_maddubs_epi16(_mm256_and_si256(b, nibble), x1));
+                for (half, dots) in dots.iter_mut().enumerate() {
+                    let bytes = _mm256_loadu_si256(from.add(half * 32).cast());
+                    let first = _mm256_and_si256(bytes, nibble);
+                    let second = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble);
+                    for (digit, dot) in dots.iter_mut().enumerate() {
+                        let digits = digits.add(digit * GROUP + 4 * step);
+                        *dot = _mm256_add_epi16(*dot, _mm256_maddubs_epi16(first, four(digits)));
+                        *dot = _mm256_add_epi16(*dot, _mm256_maddubs_epi16(second, four(digits.add(16))));
+                    }
+                }
             }
             let (scale, sum) = (_mm256_set1_ps(x.scales[at]), _mm256_set1_ps(x.sums[at]));
-            let (s, m) = (scales.as_ptr().add(g * 32), minima.as_ptr().add(g * 32));
-            low_sum = _mm256_fmadd_ps(_mm256_mul_ps(widen(low), params(s)), scale, low_sum);
-            low_sum = _mm256_fmadd_ps(params(m), sum, low_sum);
-            high_sum = _mm256_fmadd_ps(_mm256_mul_ps(widen(high), params(s.add(16))), scale, high_sum);
-            high_sum = _mm256_fmadd_ps(params(m.add(16)), sum, high_sum);
+            for (half, result) in results.iter_mut().enumerate() {
+                let at = g * 32 + half * 16;
+                let (weight_scale, minimum) = (params(scales.as_ptr().add(at)), params(minima.as_ptr().add(at)));
+                *result = _mm256_fmadd_ps(_mm256_mul_ps(widen(dots[half]), weight_scale), scale, *result);
+                *result = _mm256_fmadd_ps(minimum, sum, *result);
+            }
         }
     }
-    // SAFETY: a tile holds more than 16 values.
-    unsafe {
-        _mm256_storeu_ps(tile.as_mut_ptr(), low_sum);
-        _mm256_storeu_ps(tile.as_mut_ptr().add(LANES), high_sum);
+    for (half, result) in results.into_iter().enumerate() {
+        // SAFETY: a tile holds more than 16 values.
+        unsafe { _mm256_storeu_ps(tile.as_mut_ptr().add(half * LANES), result) };
     }
 }
 
-/// Several tokens: a group's nibbles are unpacked once, then used for four tokens at a time.
+/// Several tokens: a group's nibbles are unpacked once, then used for two tokens at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn many_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, tile: &mut Tile) {
     let (values, scales, minima) = w4::split(panel);
@@ -113,13 +117,11 @@ unsafe fn many_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, til
                 scales: [params(s), params(s.add(16))],
                 minima: [params(m), params(m.add(16))],
             };
-            for t in (0..tokens).step_by(4) {
+            for t in (0..tokens).step_by(2) {
                 let (at, out) = (g * x.rows + first + t, tile.as_mut_ptr().add(t * PANEL_ROWS));
                 match tokens - t {
                     1 => group.multiply::<1>(x, at, out),
-                    2 => group.multiply::<2>(x, at, out),
-                    3 => group.multiply::<3>(x, at, out),
-                    _ => group.multiply::<4>(x, at, out),
+                    _ => group.multiply::<2>(x, at, out),
                 }
             }
         }
@@ -144,24 +146,27 @@ impl GroupW4 {
         // SAFETY: the caller promises `MT` rows of `x` and `out`.
         // No saturation: 8 · 2 · 15 · 127 = 30480.
         unsafe {
-            let q = x.quantized.as_ptr().add(at * GROUP);
-            let mut sums = [[_mm256_setzero_si256(); 2]; MT];
+            let digits = x.digits.as_ptr().add(at * DIGITS);
+            // By token, half of the rows, digit.
+            let mut dots = [[[_mm256_setzero_si256(); 2]; 2]; MT];
             for step in 0..8 {
                 let weights = &self.weights[step / 4];
                 let (upper, lower) = (weights[step % 4 * 2], weights[step % 4 * 2 + 1]);
-                for (t, sums) in sums.iter_mut().enumerate() {
-                    let x = four(q.add(t * GROUP + step * 4));
-                    sums[0] = _mm256_add_epi16(sums[0], _mm256_maddubs_epi16(upper, x));
-                    sums[1] = _mm256_add_epi16(sums[1], _mm256_maddubs_epi16(lower, x));
+                for (t, dots) in dots.iter_mut().enumerate() {
+                    for digit in 0..2 {
+                        let x = four(digits.add(t * DIGITS + digit * GROUP + step * 4));
+                        dots[0][digit] = _mm256_add_epi16(dots[0][digit], _mm256_maddubs_epi16(upper, x));
+                        dots[1][digit] = _mm256_add_epi16(dots[1][digit], _mm256_maddubs_epi16(lower, x));
+                    }
                 }
             }
-            for (t, sums) in sums.iter().enumerate() {
+            for (t, dots) in dots.iter().enumerate() {
                 let scale = _mm256_broadcast_ss(&*x.scales.as_ptr().add(at + t));
                 let sum = _mm256_broadcast_ss(&*x.sums.as_ptr().add(at + t));
                 for half in 0..2 {
                     let out = out.add(t * PANEL_ROWS + half * LANES);
                     let y = _mm256_fmadd_ps(self.minima[half], sum, _mm256_loadu_ps(out));
-                    let product = _mm256_mul_ps(widen(sums[half]), self.scales[half]);
+                    let product = _mm256_mul_ps(widen(dots[half]), self.scales[half]);
                     _mm256_storeu_ps(out, _mm256_fmadd_ps(product, scale, y));
                 }
             }
@@ -173,11 +178,11 @@ impl GroupW4 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn panel_w8(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, tile: &mut Tile) {
     let (values, scales) = w8::split(panel);
-    let ones = _mm256_set1_epi16(1);
+    let (base, ones) = (_mm256_set1_epi16(BASE as i16), _mm256_set1_epi16(1));
     tile[..tokens * PANEL_ROWS].fill(0.0);
     for (g, block) in values.chunks_exact(w8::BLOCK_BYTES).enumerate() {
         for half in 0..2 {
-            // SAFETY: a block has 512 bytes, `scales` 32 bytes a group, `x` 32 values and one scale for each group
+            // SAFETY: a block has 512 bytes, `scales` 32 bytes a group, `x` 64 digits and one scale for each group
             // and row; token `t` is below `tokens`, for which `x` (from `first`) and the tile have room. Prefetching
             // any address is allowed.
             // No saturation: 2 · 128 · 127 = 32512.
@@ -193,12 +198,15 @@ unsafe fn panel_w8(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
                 }
                 for t in 0..tokens {
                     let at = g * x.rows + first + t;
-                    let q = x.quantized.as_ptr().add(at * GROUP);
+                    let digits = x.digits.as_ptr().add(at * DIGITS);
                     let mut sum = _mm256_setzero_si256();
                     for step in 0..8 {
-                        let signed = _mm256_sign_epi8(four(q.add(4 * step)), weights[step]);
-                        let pairs = _mm256_maddubs_epi16(sizes[step], signed);
-                        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+                        let pairs = [0, GROUP].map(|digit| {
+                            let x = _mm256_sign_epi8(four(digits.add(digit + 4 * step)), weights[step]);
+                            _mm256_maddubs_epi16(sizes[step], x)
+                        });
+                        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs[0], base));
+                        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs[1], ones));
                     }
                     let out = tile.as_mut_ptr().add(t * PANEL_ROWS + half * LANES);
                     let y = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
@@ -211,7 +219,7 @@ unsafe fn panel_w8(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantize_group(x: &[f32], quantized: &mut [i8]) -> (f32, f32) {
+unsafe fn quantize_group(x: &[f32], digits: &mut [i8]) -> (f32, f32) {
     let mut padded = [0.0f32; GROUP];
     let from = if x.len() < GROUP {
         padded[..x.len()].copy_from_slice(x);
@@ -219,26 +227,35 @@ unsafe fn quantize_group(x: &[f32], quantized: &mut [i8]) -> (f32, f32) {
     } else {
         x.as_ptr()
     };
-    // SAFETY: `from` points to 32 values; `quantized` has room for 32 (asserted by the caller).
+    // SAFETY: `from` points to 32 values; `digits` has room for 64 (asserted by the caller).
     unsafe {
         let values: [__m256; 4] = std::array::from_fn(|i| _mm256_loadu_ps(from.add(i * LANES)));
         let size = values.map(|v| v.abs());
         let largest = size[0].max(size[1]).max(size[2].max(size[3])).largest();
         let total = values[0].add(values[1]).add(values[2].add(values[3])).sum();
         if total.is_nan() || largest < TINY {
-            quantized.fill(0);
+            digits.fill(0);
             return if total.is_nan() { (f32::NAN, f32::NAN) } else { (0.0, 0.0) };
         }
-        let (scale, inverse) = (largest / 127.0, _mm256_set1_ps(127.0 / largest));
-        let rounded = values.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
-        // Packing works within 128-bit halves; the permutation puts the bytes back in order.
-        let words = (_mm256_packs_epi32(rounded[0], rounded[1]), _mm256_packs_epi32(rounded[2], rounded[3]));
-        let bytes = _mm256_packs_epi16(words.0, words.1);
-        let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256(quantized.as_mut_ptr().cast(), bytes);
-        let sums = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-        (scale, scale * widen(sums).sum())
+        let (scale, inverse) = (largest / LARGEST, _mm256_set1_ps(LARGEST / largest));
+        let q = values.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));
+        let (base, fraction) = (_mm256_set1_epi32(BASE), _mm256_set1_ps(1.0 / BASE as f32));
+        let high = q.map(|q| _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(q), fraction)));
+        let low = std::array::from_fn(|i| _mm256_sub_epi32(q[i], _mm256_mullo_epi32(high[i], base)));
+        let (high, low) = (to_bytes(high), to_bytes(low));
+        _mm256_storeu_si256(digits.as_mut_ptr().cast(), high);
+        _mm256_storeu_si256(digits.as_mut_ptr().add(GROUP).cast(), low);
+        let pairs = [high, low].map(|digits| _mm256_maddubs_epi16(_mm256_set1_epi8(1), digits));
+        (scale, scale * widen(pairs).sum())
     }
+}
+
+/// 32 small values to bytes, in order. Packing works within 128-bit halves, hence the permutation.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn to_bytes(values: [__m256i; 4]) -> __m256i {
+    let words = (_mm256_packs_epi32(values[0], values[1]), _mm256_packs_epi32(values[2], values[3]));
+    let bytes = _mm256_packs_epi16(words.0, words.1);
+    _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
 }
 
 /// Lanes below `n`.

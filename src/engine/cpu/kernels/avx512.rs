@@ -1,7 +1,7 @@
 //! AVX-512 with VNNI: x86 processors since 2019 (server) and 2022 (desktop). One register holds the 16 rows of a panel
 //! and `vpdpbusd` adds four byte products to each 32-bit lane without saturation.
 
-use super::activations::IntRows;
+use super::activations::{BASE, DIGITS, IntRows};
 use super::linear::Tile;
 use super::vector::Vector;
 use crate::formats::{GROUP, PANEL_ROWS, w4, w8};
@@ -36,19 +36,20 @@ unsafe fn four(from: *const i8) -> __m512i {
     _mm512_set1_epi32(unsafe { from.cast::<i32>().read_unaligned() })
 }
 
-/// Dot products of 32 unsigned weights a row (`weights[i]`: columns `4i ..`) with one group of activations.
+/// Dot products of 32 unsigned weights a row (`weights[i]`: columns `4i ..`) with one group of activations. `start` are
+/// what the sums of high and of low digits begin with.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dot(weights: &[__m512i; 8], q: *const i8, start: __m512i) -> __m512 {
-    // Two chains, so that the instructions do not wait for each other.
-    let (mut even, mut odd) = (start, _mm512_setzero_si512());
-    for step in 0..4 {
-        // SAFETY: the caller's pointer is valid for 32 values.
+unsafe fn dot(weights: &[__m512i; 8], digits: *const i8, start: [__m512i; 2]) -> __m512 {
+    let [mut high, mut low] = start;
+    for (step, &weights) in weights.iter().enumerate() {
+        // SAFETY: the caller's pointer is valid for 64 digits.
         unsafe {
-            even = _mm512_dpbusd_epi32(even, weights[2 * step], four(q.add(8 * step)));
-            odd = _mm512_dpbusd_epi32(odd, weights[2 * step + 1], four(q.add(8 * step + 4)));
+            high = _mm512_dpbusd_epi32(high, weights, four(digits.add(4 * step)));
+            low = _mm512_dpbusd_epi32(low, weights, four(digits.add(GROUP + 4 * step)));
         }
     }
-    _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd))
+    // Exact before the one rounding of the sum: each is below 2²⁴.
+    _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(BASE as f32), _mm512_cvtepi32_ps(low))
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -57,7 +58,7 @@ unsafe fn panel_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
     let nibble = _mm512_set1_epi8(15);
     tile[..tokens * PANEL_ROWS].fill(0.0);
     for (g, block) in values.chunks_exact(w4::BLOCK_BYTES).enumerate() {
-        // SAFETY: a block has 256 bytes, `scales` and `minima` 32 bytes a group, `x` 32 values and one scale and sum
+        // SAFETY: a block has 256 bytes, `scales` and `minima` 32 bytes a group, `x` 64 digits and one scale and sum
         // for each group and row; token `t` is below `tokens`, for which `x` (from `first`) and the tile have room.
         // Prefetching any address is allowed.
         unsafe {
@@ -73,7 +74,7 @@ unsafe fn panel_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
             let (scale, min) = (params(scales.as_ptr().add(g * 32)), params(minima.as_ptr().add(g * 32)));
             for t in 0..tokens {
                 let at = g * x.rows + first + t;
-                let sum = dot(&weights, x.quantized.as_ptr().add(at * GROUP), _mm512_setzero_si512());
+                let sum = dot(&weights, x.digits.as_ptr().add(at * DIGITS), [_mm512_setzero_si512(); 2]);
                 let out = tile.as_mut_ptr().add(t * PANEL_ROWS);
                 let y = _mm512_fmadd_ps(min, _mm512_set1_ps(*x.sums.as_ptr().add(at)), _mm512_loadu_ps(out));
                 let factor = _mm512_set1_ps(*x.scales.as_ptr().add(at));
@@ -90,7 +91,7 @@ unsafe fn panel_w8(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
     let flip = _mm512_set1_epi8(-128);
     tile[..tokens * PANEL_ROWS].fill(0.0);
     for (g, block) in values.chunks_exact(w8::BLOCK_BYTES).enumerate() {
-        // SAFETY: a block has 512 bytes, `scales` 32 bytes a group, `x` 32 values and one scale for each group and
+        // SAFETY: a block has 512 bytes, `scales` 32 bytes a group, `x` 64 digits and one scale for each group and
         // row; token `t` is below `tokens`, for which `x` (from `first`) and the tile have room. Prefetching any
         // address is allowed.
         unsafe {
@@ -102,9 +103,12 @@ unsafe fn panel_w8(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
             let scale = params(scales.as_ptr().add(g * 32));
             for t in 0..tokens {
                 let at = g * x.rows + first + t;
-                let q = x.quantized.as_ptr().add(at * GROUP);
-                let total = std::slice::from_raw_parts(q, GROUP).iter().map(|&q| i32::from(q)).sum::<i32>();
-                let sum = dot(&weights, q, _mm512_set1_epi32(-128 * total));
+                let digits = x.digits.as_ptr().add(at * DIGITS);
+                let start = [0, GROUP].map(|digit| {
+                    let digits = std::slice::from_raw_parts(digits.add(digit), GROUP);
+                    _mm512_set1_epi32(-128 * digits.iter().map(|&digit| i32::from(digit)).sum::<i32>())
+                });
+                let sum = dot(&weights, digits, start);
                 let out = tile.as_mut_ptr().add(t * PANEL_ROWS);
                 let factor = _mm512_set1_ps(*x.scales.as_ptr().add(at));
                 _mm512_storeu_ps(out, _mm512_fmadd_ps(_mm512_mul_ps(sum, scale), factor, _mm512_loadu_ps(out)));
@@ -114,9 +118,9 @@ unsafe fn panel_w8(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, ti
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn quantize_group(x: &[f32], quantized: &mut [i8]) -> (f32, f32) {
+unsafe fn quantize_group(x: &[f32], digits: &mut [i8]) -> (f32, f32) {
     // SAFETY: `is_supported` asks for AVX2 as well; lengths as promised by the caller.
-    unsafe { (super::avx2::TABLE.quantize_group)(x, quantized) }
+    unsafe { (super::avx2::TABLE.quantize_group)(x, digits) }
 }
 
 /// Lanes below `n`.

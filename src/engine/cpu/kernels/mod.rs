@@ -243,10 +243,10 @@ impl Kernels {
     }
 
     /// Quantize up to 32 values into 32; returns the scale and `scale · Σ q`.
-    fn quantize_group(&self, x: &[f32], quantized: &mut [i8]) -> (f32, f32) {
-        assert!(x.len() <= quantized.len() && quantized.len() == crate::formats::GROUP, "one group");
+    fn quantize_group(&self, x: &[f32], digits: &mut [i8]) -> (f32, f32) {
+        assert!(x.len() <= crate::formats::GROUP && digits.len() == activations::DIGITS, "one group");
         // SAFETY: see `rms_norm`; the lengths are as the function wants them.
-        unsafe { (self.table.quantize_group)(x, quantized) }
+        unsafe { (self.table.quantize_group)(x, digits) }
     }
 }
 

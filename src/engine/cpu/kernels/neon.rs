@@ -2,7 +2,7 @@
 //!
 //! Two instructions are written as assembly because their intrinsics are not stable yet: `sdot` and `fcvtl`.
 
-use super::activations::IntRows;
+use super::activations::{BASE, DIGITS, IntRows};
 use super::linear::Tile;
 use super::vector::Vector;
 use crate::formats::{GROUP, PANEL_ROWS, w4, w8};
@@ -99,6 +99,13 @@ unsafe fn four(from: *const i8) -> int8x16_t {
     unsafe { vreinterpretq_s8_s32(vdupq_n_s32(from.cast::<i32>().read_unaligned())) }
 }
 
+/// Sums of high and of low digits, put together.
+#[inline(always)]
+unsafe fn together([high, low]: [int32x4_t; 2]) -> float32x4_t {
+    // SAFETY: NEON is part of arm64.
+    unsafe { vcvtq_f32_s32(vmlaq_n_s32(low, high, BASE)) }
+}
+
 /// Four rows (`quarter` of the panel) and a group at a time, for all tokens.
 #[inline(always)]
 unsafe fn any_w4<D: Dot>(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, tile: &mut Tile) {
@@ -106,7 +113,7 @@ unsafe fn any_w4<D: Dot>(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usi
     tile[..tokens * PANEL_ROWS].fill(0.0);
     for (g, block) in values.chunks_exact(w4::BLOCK_BYTES).enumerate() {
         for quarter in 0..4 {
-            // SAFETY: a block has 256 bytes, `scales` and `minima` 32 bytes a group, `x` 32 values and one scale and
+            // SAFETY: a block has 256 bytes, `scales` and `minima` 32 bytes a group, `x` 64 digits and one scale and
             // sum for each group and row; token `t` is below `tokens`, for which `x` and the tile have room.
             unsafe {
                 let bytes: [uint8x16_t; 4] =
@@ -117,15 +124,17 @@ unsafe fn any_w4<D: Dot>(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usi
                 let min = float32x4_t::load_f16(minima.as_ptr().add(g * 32 + quarter * 8));
                 for t in 0..tokens {
                     let at = g * x.rows + first + t;
-                    let q = x.quantized.as_ptr().add(at * GROUP);
-                    let mut sums = vdupq_n_s32(0);
-                    for step in 0..4 {
-                        sums = D::dot(sums, low[step], four(q.add(4 * step)));
-                        sums = D::dot(sums, high[step], four(q.add(16 + 4 * step)));
-                    }
+                    let digits = x.digits.as_ptr().add(at * DIGITS);
+                    let sums = [0, GROUP].map(|digit| {
+                        let digits = digits.add(digit);
+                        (0..4).fold(vdupq_n_s32(0), |sums, step| {
+                            let sums = D::dot(sums, low[step], four(digits.add(4 * step)));
+                            D::dot(sums, high[step], four(digits.add(16 + 4 * step)))
+                        })
+                    });
                     let out = tile.as_mut_ptr().add(t * PANEL_ROWS + quarter * 4);
                     let y = vfmaq_n_f32(vld1q_f32(out), min, *x.sums.as_ptr().add(at));
-                    let product = vmulq_f32(vcvtq_f32_s32(sums), scale);
+                    let product = vmulq_f32(together(sums), scale);
                     vst1q_f32(out, vfmaq_n_f32(y, product, *x.scales.as_ptr().add(at)));
                 }
             }
@@ -139,7 +148,7 @@ unsafe fn any_w8<D: Dot>(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usi
     tile[..tokens * PANEL_ROWS].fill(0.0);
     for (g, block) in values.chunks_exact(w8::BLOCK_BYTES).enumerate() {
         for quarter in 0..4 {
-            // SAFETY: a block has 512 bytes, `scales` 32 bytes a group, `x` 32 values and one scale for each group
+            // SAFETY: a block has 512 bytes, `scales` 32 bytes a group, `x` 64 digits and one scale for each group
             // and row; token `t` is below `tokens`, for which `x` and the tile have room.
             unsafe {
                 let weights: [int8x16_t; 8] =
@@ -147,13 +156,15 @@ unsafe fn any_w8<D: Dot>(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usi
                 let scale = float32x4_t::load_f16(scales.as_ptr().add(g * 32 + quarter * 8));
                 for t in 0..tokens {
                     let at = g * x.rows + first + t;
-                    let q = x.quantized.as_ptr().add(at * GROUP);
-                    let mut sums = vdupq_n_s32(0);
-                    for (step, &weights) in weights.iter().enumerate() {
-                        sums = D::dot(sums, weights, four(q.add(4 * step)));
-                    }
+                    let digits = x.digits.as_ptr().add(at * DIGITS);
+                    let sums = [0, GROUP].map(|digit| {
+                        let steps = weights.iter().enumerate();
+                        steps.fold(vdupq_n_s32(0), |sums, (step, &weights)| {
+                            D::dot(sums, weights, four(digits.add(digit + 4 * step)))
+                        })
+                    });
                     let out = tile.as_mut_ptr().add(t * PANEL_ROWS + quarter * 4);
-                    let product = vmulq_f32(vcvtq_f32_s32(sums), scale);
+                    let product = vmulq_f32(together(sums), scale);
                     vst1q_f32(out, vfmaq_n_f32(vld1q_f32(out), product, *x.scales.as_ptr().add(at)));
                 }
             }
@@ -162,8 +173,8 @@ unsafe fn any_w8<D: Dot>(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usi
 }
 
 /// The scalar code; the compiler vectorises it, NEON being part of arm64.
-unsafe fn quantize_group(x: &[f32], quantized: &mut [i8]) -> (f32, f32) {
-    super::scalar::quantize_group(x, quantized)
+unsafe fn quantize_group(x: &[f32], digits: &mut [i8]) -> (f32, f32) {
+    super::scalar::quantize_group(x, digits)
 }
 
 // SAFETY (all functions): NEON is part of arm64; memory accesses as the caller promises.

@@ -1,27 +1,30 @@
 //! Plain Rust kernels: the reference the others are tested against, and the way out on unknown processors.
 
-use super::activations::IntRows;
+use super::activations::{BASE, DIGITS, IntRows, LARGEST};
 use super::linear::Tile;
 use crate::formats::{GROUP, PANEL_ROWS, w4, w8};
 use half::f16;
 
 super::instantiate!("scalar", f32);
 
-/// Largest magnitude that is quantized to zeros, because 127 divided by less overflows.
-pub(super) const TINY: f32 = 1e-35;
+/// Largest magnitude that is quantized to zeros, because [`LARGEST`] divided by less overflows.
+pub(super) const TINY: f32 = 1e-33;
 
 /// Quantize up to 32 values; returns scale and `scale · Σ q`.
-pub(super) fn quantize_group(x: &[f32], quantized: &mut [i8]) -> (f32, f32) {
-    quantized.fill(0);
+pub(super) fn quantize_group(x: &[f32], digits: &mut [i8]) -> (f32, f32) {
+    digits.fill(0);
     let largest = x.iter().fold(0.0f32, |max, v| if v.abs() > max || v.is_nan() { v.abs() } else { max });
     if largest < TINY {
         return (0.0, 0.0);
     }
-    let (scale, inverse) = (largest / 127.0, 127.0 / largest);
+    let (scale, inverse) = (largest / LARGEST, LARGEST / largest);
     let mut sum = 0i32;
-    for (q, &v) in quantized.iter_mut().zip(x) {
-        *q = (v * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
-        sum += i32::from(*q);
+    let (high, low) = digits.split_at_mut(GROUP);
+    for ((high, low), &v) in high.iter_mut().zip(low).zip(x) {
+        let q = (v * inverse).round_ties_even().clamp(-LARGEST, LARGEST);
+        let digit = (q * (1.0 / BASE as f32)).round_ties_even();
+        (*high, *low) = (digit as i8, (q as i32 - BASE * digit as i32) as i8);
+        sum += q as i32;
     }
     (scale, scale * sum as f32)
 }
@@ -45,7 +48,7 @@ fn panel_w8(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, tile: &mu
         for t in 0..tokens {
             let at = g * x.rows + first + t;
             for (row, weights) in weights.iter().enumerate() {
-                let dot = dot(weights, &x.quantized[at * GROUP..]);
+                let dot = dot(weights, &x.digits[at * DIGITS..]);
                 tile[t * PANEL_ROWS + row] += dot as f32 * param(scales, g, row) * x.scales[at];
             }
         }
@@ -65,7 +68,7 @@ fn panel_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, tile: &mu
         for t in 0..tokens {
             let at = g * x.rows + first + t;
             for (row, weights) in weights.iter().enumerate() {
-                let dot = dot(weights, &x.quantized[at * GROUP..]);
+                let dot = dot(weights, &x.digits[at * DIGITS..]);
                 let scaled = dot as f32 * param(scales, g, row) * x.scales[at];
                 tile[t * PANEL_ROWS + row] += scaled + param(minima, g, row) * x.sums[at];
             }
@@ -73,6 +76,8 @@ fn panel_w4(panel: &[u8], x: IntRows<'_>, first: usize, tokens: usize, tile: &mu
     }
 }
 
-fn dot(weights: &[i32; GROUP], x: &[i8]) -> i32 {
-    weights.iter().zip(x).map(|(w, &q)| w * i32::from(q)).sum()
+/// At most 32 · 127 · 32512 = 132120768.
+fn dot(weights: &[i32; GROUP], digits: &[i8]) -> i32 {
+    let (high, low) = digits.split_at(GROUP);
+    weights.iter().zip(high).zip(low).map(|((w, &high), &low)| w * (BASE * i32::from(high) + i32::from(low))).sum()
 }
