@@ -74,10 +74,10 @@ fn long_prompts_reproduce_transformers() {
     }
 }
 
-/// Float formats must be exact up to rounding. The reference does not quantize activations to int8, as the kernels of
-/// integer formats do; in models 64 wide that costs more than in real ones.
+/// Float formats must be exact up to rounding. The reference does not quantize activations to 16 bits, as the kernels
+/// of integer formats do; in models 64 wide that costs more than in real ones.
 fn floor_db(format: WeightFormat) -> f64 {
-    if format.is_integer() { 25.0 } else { 100.0 }
+    if format.is_integer() { 70.0 } else { 100.0 }
 }
 
 #[test]
@@ -119,10 +119,10 @@ fn block_size_and_threads_do_not_change_the_answer() {
                     one_token_at_a_time = logits;
                     continue;
                 }
-                // Float sums are taken in another order; a value at the edge of two int8 steps may then fall on the
-                // other side, which is the size of error int8 activations have anyway.
+                // Float sums are taken in another order; a value at the edge of two steps may then fall on the other
+                // side, which is the size of error 16-bit activations have anyway.
                 let db = sqnr(&logits, &one_token_at_a_time);
-                let floor = if format.is_integer() { 40.0 } else { 100.0 };
+                let floor = if format.is_integer() { 80.0 } else { 100.0 };
                 assert!(db >= floor, "{family} {} block {block} threads {threads}: {db:.1} dB", format.name());
             }
         }

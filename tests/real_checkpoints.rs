@@ -1,9 +1,12 @@
 //! Promise: the real files people download are read right. Needs them: run `.ci/fetch-models`.
 
+mod support;
+
 use etgenai::checkpoint::{Checkpoint, CheckpointKind, StorageType};
 use safetensors::SafeTensors;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
+use support::model;
 use tokenizers::Tokenizer;
 
 const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -11,14 +14,6 @@ const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// A model file from `$ETGENAI_TEST_MODELS` or `.deps/models`.
-fn model(name: &str) -> PathBuf {
-    let folder = std::env::var_os("ETGENAI_TEST_MODELS").map_or_else(|| root().join(".deps/models"), PathBuf::from);
-    let path = folder.join(name);
-    assert!(path.is_file(), "{} is missing: run .ci/fetch-models", path.display());
-    path
 }
 
 fn tokenizer(checkpoint: &Checkpoint) -> Tokenizer {

@@ -57,7 +57,7 @@ impl WeightFormat {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
-    /// Whether kernels multiply this format with 8-bit activations (otherwise with f32 ones).
+    /// Whether kernels multiply this format with 16-bit activations (otherwise with f32 ones).
     pub fn is_integer(self) -> bool {
         matches!(self, WeightFormat::W8 | WeightFormat::W4)
     }

@@ -18,6 +18,14 @@ pub fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(family)
 }
 
+/// A real model file, from `$ETGENAI_TEST_MODELS` or `.deps/models`.
+pub fn model(name: &str) -> PathBuf {
+    let fetched = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".deps/models");
+    let path = std::env::var_os("ETGENAI_TEST_MODELS").map_or_else(fetched, PathBuf::from).join(name);
+    assert!(path.is_file(), "{} is missing: run .ci/fetch-models", path.display());
+    path
+}
+
 pub fn checkpoint(family: &str) -> Checkpoint {
     Checkpoint::open(&folder(family)).unwrap()
 }
