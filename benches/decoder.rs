@@ -5,8 +5,9 @@
 //! Without a checkpoint the weights are random numbers in the shapes of SmolLM2-135M: speed does not depend on their
 //! values. A plain harness, because a decode step is timed over a whole reply while its context grows.
 
+use etgenai::artefact::TEXT_DECODER;
 use etgenai::checkpoint::Checkpoint;
-use etgenai::compile::{Flow, TEXT_DECODER, plan_storage, write_component};
+use etgenai::compile::{Flow, plan_storage, write_component};
 use etgenai::engine::cpu::pool::{Pool, physical_cores};
 use etgenai::engine::cpu::{CpuEngine, CpuOptions};
 use etgenai::engine::{Engine, ExecuteOptions, GraphSignature, LoadedComponent};

@@ -11,7 +11,7 @@ use etgenai::runner::{EvalOptions, Flow, GenerateOptions, Runner, RunnerOptions,
 use half::f16;
 use safetensors::SafeTensors;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tempfile::TempDir;
 
 const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
+/// Name of the one component of a text model.
+pub const TEXT_DECODER: &str = "text_decoder";
 /// Value of the metadata key `format`.
 pub const COMPONENT_FORMAT: &str = "etgenai-component";
 /// Value of the metadata key `version`; the only one this build reads.

@@ -17,7 +17,7 @@ mod writer;
 
 pub use component::{Component, Weight, component_signature};
 pub use directory::{Artefact, ArtefactSummary};
-pub use header::{COMPONENT_FORMAT, COMPONENT_VERSION, ComponentHeader, Layout, StoredWeight};
+pub use header::{COMPONENT_FORMAT, COMPONENT_VERSION, ComponentHeader, Layout, StoredWeight, TEXT_DECODER};
 pub use manifest::{
     ComponentEntry, FormatSummary, GenerationDefaults, MANIFEST_FILE, Manifest, SCHEMA_VERSION, check_file_name,
 };

@@ -12,6 +12,7 @@ mod storage;
 
 use crate::artefact::{
     ArtefactWriter, Component, ComponentEntry, FormatSummary, GenerationDefaults, Manifest, SCHEMA_VERSION,
+    TEXT_DECODER,
 };
 use crate::checkpoint::Checkpoint;
 use crate::engine::cpu::pool::{Pool, physical_cores};
@@ -27,8 +28,6 @@ pub use options::{CompileOptions, DEFAULT_MAX_CONTEXT, DEFAULT_PREFILL_AR};
 pub use pack::write_component;
 pub use storage::plan_storage;
 
-/// Name of the one component of a text model.
-pub const TEXT_DECODER: &str = "text_decoder";
 /// File names inside the artefact.
 const COMPONENT_FILE: &str = "text_decoder.safetensors";
 const TOKENIZER_FILE: &str = "tokenizer.json";

@@ -99,9 +99,8 @@ impl Tensor {
         let too_big = || Error::invalid(format!("tensor {} {:?} is too large to allocate", info.name, info.shape));
         let bytes = info.size_bytes().ok_or_else(too_big)?;
         let count = bytes.div_ceil(64);
-        let mut blocks = Vec::new();
-        blocks.try_reserve_exact(count).map_err(|_| too_big())?;
-        blocks.resize(count, Block([0; 64]));
+        // The system's own zero pages: a long context costs memory only as far as it is used.
+        let blocks = bytemuck::allocation::try_zeroed_vec(count).map_err(|()| too_big())?;
         Ok(Self { info, blocks, bytes })
     }
 

@@ -7,13 +7,13 @@ use super::event::{CancelHandle, Flow};
 use super::options::{GenerateOptions, RunnerOptions, SamplingOptions};
 use super::sampler::Sampler;
 use super::stats::{Clock, TotalStats};
-use crate::artefact::{Artefact, GenerationDefaults};
+use crate::artefact::{Artefact, GenerationDefaults, TEXT_DECODER};
 use crate::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, Tokenizer};
-use crate::compile::TEXT_DECODER;
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::{Engine, LoadedComponent};
 use crate::error::{Error, Result};
 use std::path::Path;
+use std::thread;
 
 /// Name prefix of the built-in compatibility templates in [`RunnerOptions::template`].
 const COMPAT_PREFIX: &str = "upstream:";
@@ -85,10 +85,18 @@ impl Runner {
             Some(source) => Some(ChatTemplate::from_source(source, special)?),
             None => artefact.chat_template()?.map(|source| ChatTemplate::from_source(&source, special)).transpose()?,
         };
+        let (decoder_path, tokenizer_json) = (artefact.component_path(TEXT_DECODER)?, artefact.tokenizer_json()?);
+        // The vocabulary takes longest; the decoder is loaded beside it.
+        let (component, tokenizer) = thread::scope(|scope| {
+            let component = scope.spawn(|| engine.load(&decoder_path));
+            let tokenizer = Tokenizer::from_bytes(&tokenizer_json, special);
+            let panicked = |_| Err(Error::internal(format!("engine {} panicked while loading", engine.name())));
+            (component.join().unwrap_or_else(panicked), tokenizer)
+        });
         let parts = RunnerParts {
-            component: engine.load(&artefact.component_path(TEXT_DECODER)?)?,
+            component: component?,
             sliding_window: manifest.model.decoder.sliding_window,
-            tokenizer: Tokenizer::from_bytes(&artefact.tokenizer_json()?, special)?,
+            tokenizer: tokenizer?,
             template,
             template_variables: options.template_variables.clone(),
             eos_ids: special.eos_ids.clone(),
