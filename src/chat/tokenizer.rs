@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{
     AddedToken, DecoderWrapper, Encoding, Model, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Token,
@@ -240,9 +241,19 @@ impl Tokenizer {
     }
 }
 
+/// Reads the file as one of a byte-pair model, which nearly all are: the crate's own reading finds out the kind of model
+/// by building a tree of all its entries first, which takes longer than everything else. Any other file is left to it.
+fn read(json: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
+    type Bpe = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+    match serde_json::from_slice::<Bpe>(json) {
+        Ok(tokenizer) => Ok(tokenizer.into()),
+        Err(_) => tokenizers::Tokenizer::from_bytes(json),
+    }
+}
+
 impl Shared {
     fn load(json: &[u8], special: &SpecialTokens) -> Result<Self> {
-        let mut vocabulary = guarded("the whole file", || tokenizers::Tokenizer::from_bytes(json))?;
+        let mut vocabulary = guarded("the whole file", || read(json))?;
         // Batch settings: a hostile padding length would be an allocation of its size.
         vocabulary.with_padding(None);
         guarded("truncation", || vocabulary.with_truncation(None).map(|_| ()))?;
