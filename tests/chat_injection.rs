@@ -109,8 +109,8 @@ proptest! {
         let chat = |system: &str, first: &str, second: &str| vec![
             Message::system(system), Message::user(first), Message::assistant("fine"), Message::user(second),
         ];
-        // An empty system prompt can be a branch of its own, so harmless stays empty where hostile is.
-        let harmless = |text: &str| if text.trim().is_empty() { String::new() } else { "w".to_string() };
+        // Empty and blank contents can be branches of their own, so harmless stays what hostile is there.
+        let harmless = |text: &str| if text.trim().is_empty() { text.to_string() } else { "w".to_string() };
         let hostile = controls(&model.encoder, &chat(&system, &first, &second));
         let innocent = controls(&model.encoder, &chat(&harmless(&system), &harmless(&first), &harmless(&second)));
         prop_assert_eq!(hostile, innocent, "{}: {:?}", model.name, (system, first, second));
