@@ -7,8 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Name of the one component of a text model.
+/// Name of the decoder: the one component of a text model.
 pub const TEXT_DECODER: &str = "text_decoder";
+/// Name of the component that makes rows of pictures.
+pub const VISION_ENCODER: &str = "vision_encoder";
+/// Name of the component that makes rows of tokens, where the decoder takes rows.
+pub const TOK_EMBEDDING: &str = "tok_embedding";
 /// Value of the metadata key `format`.
 pub const COMPONENT_FORMAT: &str = "etgenai-component";
 /// Value of the metadata key `version`; the only one this build reads.

@@ -73,9 +73,14 @@ pub struct FormatSummary {
 impl FormatSummary {
     /// Count one more weight.
     pub fn add(&mut self, elements: u64, bytes: u64) {
-        self.tensors += 1;
-        self.elements += elements;
-        self.bytes += bytes;
+        self.merge(&Self { tensors: 1, elements, bytes, bits_per_weight: 0.0 });
+    }
+
+    /// Count the weights of another summary.
+    pub fn merge(&mut self, other: &Self) {
+        self.tensors += other.tensors;
+        self.elements += other.elements;
+        self.bytes += other.bytes;
         self.bits_per_weight = if self.elements == 0 { 0.0 } else { self.bytes as f64 * 8.0 / self.elements as f64 };
     }
 }

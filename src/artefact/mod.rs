@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `manifest.json` | [`Manifest`]: model, components with sizes, hashes and signatures, special tokens |
 //! | `text_decoder.safetensors` | a component: graphs and packed weights, memory-mapped and used in place ([`Component`]) |
+//! | `vision_encoder.safetensors`, `tok_embedding.safetensors` | the other components of a model that sees |
 //! | `tokenizer.json` | the tokenizer in Hugging Face's format |
 //! | `chat_template.jinja` | the chat template, if the checkpoint has one |
 //!
@@ -17,7 +18,10 @@ mod writer;
 
 pub use component::{Component, Weight, component_signature};
 pub use directory::{Artefact, ArtefactSummary};
-pub use header::{COMPONENT_FORMAT, COMPONENT_VERSION, ComponentHeader, Layout, StoredWeight, TEXT_DECODER};
+pub use header::{
+    COMPONENT_FORMAT, COMPONENT_VERSION, ComponentHeader, Layout, StoredWeight, TEXT_DECODER, TOK_EMBEDDING,
+    VISION_ENCODER,
+};
 pub use manifest::{
     ComponentEntry, FormatSummary, GenerationDefaults, MANIFEST_FILE, Manifest, SCHEMA_VERSION, check_file_name,
 };

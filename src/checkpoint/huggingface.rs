@@ -24,6 +24,8 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
         tensors: open_weights(folder)?,
         tokenizer: TokenizerSource::File(folder.join("tokenizer.json")),
         chat_template: tokenizer_files::chat_template(folder, tokenizer_config.as_ref())?,
+        preprocessor_config: read_json_object(&folder.join("preprocessor_config.json"))?,
+        processor_config: read_json_object(&folder.join("processor_config.json"))?,
         config,
         generation_config,
         special_tokens,

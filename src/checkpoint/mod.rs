@@ -53,6 +53,8 @@ pub struct Checkpoint {
     kind: CheckpointKind,
     config: Map<String, Value>,
     generation_config: Option<Map<String, Value>>,
+    preprocessor_config: Option<Map<String, Value>>,
+    processor_config: Option<Map<String, Value>>,
     tensors: TensorTable,
     tokenizer: TokenizerSource,
     chat_template: Option<String>,
@@ -101,6 +103,18 @@ impl Checkpoint {
     /// `generation_config.json`, where there is one. Always `None` for GGUF.
     pub fn generation_config(&self) -> Option<&Map<String, Value>> {
         self.generation_config.as_ref()
+    }
+
+    /// `preprocessor_config.json`, how pictures are resized, cut and normalized, where there is one. Always `None` for
+    /// GGUF.
+    pub fn preprocessor_config(&self) -> Option<&Map<String, Value>> {
+        self.preprocessor_config.as_ref()
+    }
+
+    /// `processor_config.json`, how pictures and text go together (since transformers 5 also what
+    /// `preprocessor_config.json` holds), where there is one. Always `None` for GGUF.
+    pub fn processor_config(&self) -> Option<&Map<String, Value>> {
+        self.processor_config.as_ref()
     }
 
     /// All tensors, sorted by name.

@@ -4,10 +4,13 @@ use super::output::{self, merge, print_fields, print_json};
 use super::progress::Progress;
 use super::{Outcome, interrupt, positive};
 use clap::ValueEnum;
+use etgenai::artefact::{FormatSummary, TEXT_DECODER};
 use etgenai::checkpoint::Checkpoint;
-use etgenai::compile::{CompileOptions, CompileReport, Flow, Stage, compile_checkpoint};
+use etgenai::compile::{self, CompileOptions, CompileReport, Flow, Stage, compile_checkpoint, recompile_component};
 use etgenai::formats::WeightFormat;
+use etgenai::registry;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +26,19 @@ pub struct Args {
     /// Storage of the weight matrices
     #[arg(long, value_enum, default_value_t = Weights::F16)]
     weights: Weights,
+    /// Storage of the vision encoder's matrices; without it as --weights, but w8 for w4
+    #[arg(long, value_enum, value_name = "WEIGHTS")]
+    vision_weights: Option<Weights>,
+    /// Storage of the token embedding of a model that sees; without it as --weights. w4 is stored as w8
+    #[arg(long, value_enum, value_name = "WEIGHTS")]
+    embedding_weights: Option<Weights>,
+    /// Positions of the patches in SmolVLM's encoder
+    #[arg(long, value_enum, value_name = "RULE", default_value_t = PositionRule::Identity)]
+    position_rule: PositionRule,
+    /// Compile only this component of the compiled model in DIR again (vision_encoder, tok_embedding, text_decoder);
+    /// its other files stay as they are
+    #[arg(long, value_name = "COMPONENT")]
+    only: Option<String>,
     /// Tokens of the whole conversation; without it 2048, or less if the model was made for less
     #[arg(long, value_name = "N", value_parser = positive)]
     max_context: Option<usize>,
@@ -64,33 +80,67 @@ impl From<Weights> for WeightFormat {
     }
 }
 
+/// `--position-rule`.
+#[derive(Clone, Copy, ValueEnum)]
+enum PositionRule {
+    /// Row by row, as the model was trained
+    Identity,
+    /// What upstream's export computes (0, 0, 1, 2, … on each axis), for comparisons with its files
+    UpstreamShifted,
+}
+
+impl From<PositionRule> for registry::PositionRule {
+    fn from(rule: PositionRule) -> Self {
+        match rule {
+            PositionRule::Identity => Self::Identity,
+            PositionRule::UpstreamShifted => Self::UpstreamShifted,
+        }
+    }
+}
+
 /// Run `etgenai compile`.
 pub fn run(args: &Args, json: bool) -> Outcome {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let options = CompileOptions {
         weights: args.weights.into(),
+        vision_weights: args.vision_weights.map(WeightFormat::from),
+        embedding_weights: args.embedding_weights.map(WeightFormat::from),
+        position_rule: args.position_rule.into(),
         max_context: args.max_context,
         prefill_ar: args.prefill_ar,
         model: args.model.clone(),
         threads: args.threads,
     };
-    let report = compile(&checkpoint, args, &options, json)?;
+    let report = run_compiler(&checkpoint, args, &options, json)?;
     if json {
         let mut document = json!({ "out": args.out });
         merge(&mut document, json!(report));
         return Ok(print_json(&document)?);
     }
-    let formats = report.formats.iter().map(|(name, sum)| format!("{name} {}", output::bytes(sum.bytes)));
-    Ok(print_fields(&[
-        ("model", report.model.clone()),
-        ("weights", formats.collect::<Vec<_>>().join(", ")),
-        ("capacity", format!("{} tokens, prefill in blocks of {}", report.context_capacity, report.prefill_ar)),
+    let capacity = format!("{} tokens, prefill in blocks of {}", report.context_capacity, report.prefill_ar);
+    let mut fields = vec![("model", report.model.clone())];
+    fields.extend(weights_fields(&report));
+    fields.extend([
+        ("capacity", capacity),
         ("time", format!("{:.1} s", report.seconds)),
         ("written to", args.out.display().to_string()),
-    ])?)
+    ]);
+    Ok(print_fields(&fields)?)
 }
 
-fn compile(
+/// What each component holds; a model of one component needs no name for it.
+fn weights_fields(report: &CompileReport) -> Vec<(&str, String)> {
+    let line = |formats: &BTreeMap<String, FormatSummary>| {
+        let parts = formats.iter().map(|(name, sum)| format!("{name} {}", output::bytes(sum.bytes)));
+        parts.collect::<Vec<_>>().join(", ")
+    };
+    if report.components.len() == 1 && report.components.contains_key(TEXT_DECODER) {
+        return vec![("weights", line(&report.formats))];
+    }
+    report.components.iter().map(|(name, component)| (name.as_str(), line(&component.formats))).collect()
+}
+
+fn run_compiler(
     checkpoint: &Checkpoint,
     args: &Args,
     options: &CompileOptions,
@@ -102,11 +152,15 @@ fn compile(
         move || cancelled.store(true, Ordering::Relaxed)
     });
     let bar = Progress::bytes("graphs", json);
-    compile_checkpoint(checkpoint, &args.out, options, &mut |progress| {
+    let mut progress = |progress: compile::Progress<'_>| {
         if progress.stage == Stage::Weights {
             bar.set(progress.done, progress.total);
         }
         bar.message(progress.item);
         if cancelled.load(Ordering::Relaxed) { Flow::Cancel } else { Flow::Continue }
-    })
+    };
+    match &args.only {
+        Some(component) => recompile_component(checkpoint, &args.out, component, options, &mut progress),
+        None => compile_checkpoint(checkpoint, &args.out, options, &mut progress),
+    }
 }

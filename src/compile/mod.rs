@@ -2,23 +2,26 @@
 //!
 //! [`compile_checkpoint`] reads like the story: read the configuration, build the graphs, bind their weights to the
 //! checkpoint's tensors, pack the weights, copy the tokenizer and the template, publish the directory.
+//! [`recompile_component`] replaces one component of an artefact and leaves the others as they are.
 //!
+//! - `components`: what a model is compiled into.
 //! - `storage`: which number format each weight gets.
 //! - `pack`: weights into a component file, a few panels at a time, so that memory stays small whatever the model.
 
+mod components;
 mod options;
 mod pack;
+mod recompile;
 mod storage;
 
 use crate::artefact::{
     ArtefactWriter, Component, ComponentEntry, FormatSummary, GenerationDefaults, Manifest, SCHEMA_VERSION,
-    TEXT_DECODER,
 };
 use crate::checkpoint::Checkpoint;
 use crate::engine::cpu::pool::{Pool, physical_cores};
 use crate::error::{Error, Result};
-use crate::models::{BoundWeights, build_decoder};
-use crate::registry::{self, ModelSpec, RegistryEntry, Runnable};
+use crate::registry::{self, ModelSpec, PositionRule, RegistryEntry, Runnable};
+use components::{PlannedComponent, plan_components};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,10 +29,10 @@ use std::time::Instant;
 
 pub use options::{CompileOptions, DEFAULT_MAX_CONTEXT, DEFAULT_PREFILL_AR};
 pub use pack::write_component;
+pub use recompile::recompile_component;
 pub use storage::plan_storage;
 
-/// File names inside the artefact.
-const COMPONENT_FILE: &str = "text_decoder.safetensors";
+/// File names inside the artefact, beside those of the components.
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 
@@ -48,9 +51,9 @@ pub enum Flow {
 pub enum Stage {
     /// Building and checking the graphs.
     Graphs,
-    /// Packing weights; progress counts bytes written.
+    /// Packing weights; progress counts bytes written, of all components together.
     Weights,
-    /// Reading the component back, writing tokenizer and template.
+    /// Reading the components back, writing tokenizer and template.
     Finish,
 }
 
@@ -77,20 +80,34 @@ pub struct CompileReport {
     pub model: String,
     /// Requested weight format.
     pub weights: &'static str,
-    /// What the file really holds, by format: with `w4` the embedding table and the output head are `w8`, norms,
-    /// biases and RoPE tables are always f32.
+    /// What the written files really hold, by format: with `w4` the embedding table and the output head are `w8`,
+    /// norms, biases and RoPE tables are always f32.
     pub formats: BTreeMap<String, FormatSummary>,
     /// Token slots.
     pub context_capacity: usize,
     /// Rows of a prefill block.
     pub prefill_ar: usize,
-    /// Size of the component file.
+    /// Size of the written component files.
     pub bytes: u64,
+    /// The components that were written, by name.
+    pub components: BTreeMap<String, ComponentReport>,
     /// Time taken.
     pub seconds: f64,
 }
 
-/// Compile a checkpoint into the artefact directory `out`.
+/// One component that was compiled.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ComponentReport {
+    /// Requested weight format.
+    pub weights: &'static str,
+    /// What the file really holds, by format.
+    pub formats: BTreeMap<String, FormatSummary>,
+    /// Size of the file.
+    pub bytes: u64,
+}
+
+/// Compile a checkpoint into the artefact directory `out`: a text model into its decoder, a model that sees into vision
+/// encoder, token embedding and decoder, each a file with a precision of its own.
 ///
 /// Peak memory is a few megabytes beside the mapped files. `out` appears complete or not at all; an artefact that was
 /// there is replaced at the end.
@@ -105,55 +122,110 @@ pub fn compile_checkpoint(
     progress: &mut ProgressFn<'_>,
 ) -> Result<CompileReport> {
     let start = Instant::now();
-    let spec = identify(checkpoint, options.model.as_deref())?;
-    let (context, prefill_ar) = options.context_and_block(&spec.decoder)?;
+    let spec = identify(checkpoint, options)?;
+    let sizes = options.context_and_block(&spec.decoder)?;
     let directory = ArtefactWriter::create(out)?;
 
     step(progress, Stage::Graphs, &spec.name, 0, 1)?;
-    let graphs = build_decoder(&spec.decoder, context, prefill_ar)?;
-    let weights = BoundWeights::new(&spec.decoder, context, checkpoint)?;
+    let components = plan_components(checkpoint, &spec, sizes, options)?;
     step(progress, Stage::Graphs, &spec.name, 1, 1)?;
 
-    let pool = Pool::new(options.threads.unwrap_or_else(physical_cores));
-    let path = directory.file_path(COMPONENT_FILE)?;
-    let header = plan_storage(TEXT_DECODER, graphs, options.weights)?;
-    let written = write_component(&path, &header, &weights, &pool, progress)?;
+    let entries = write_components(&directory, &components, options, progress)?;
 
-    step(progress, Stage::Finish, COMPONENT_FILE, 0, 3)?;
-    let component = Component::open(&path)?;
-    let entry = ComponentEntry {
-        file: COMPONENT_FILE.into(),
-        bytes: written.bytes,
-        sha256: written.sha256,
-        weights: component.format_summaries(),
-        graphs: component.signatures(),
-    };
-    drop(component);
-    step(progress, Stage::Finish, TOKENIZER_FILE, 1, 3)?;
+    let files = components.len() as u64;
+    let total = files + 2;
+    step(progress, Stage::Finish, TOKENIZER_FILE, files, total)?;
     directory.write_file(TOKENIZER_FILE, &checkpoint.tokenizer_json()?)?;
-    step(progress, Stage::Finish, TEMPLATE_FILE, 2, 3)?;
+    step(progress, Stage::Finish, TEMPLATE_FILE, files + 1, total)?;
     if let Some(template) = checkpoint.chat_template() {
         directory.write_file(TEMPLATE_FILE, template.as_bytes())?;
     }
-    let report = CompileReport {
-        model: spec.name.clone(),
-        weights: options.weights.name(),
-        formats: entry.weights.clone(),
-        context_capacity: context,
-        prefill_ar,
-        bytes: entry.bytes,
-        seconds: start.elapsed().as_secs_f64(),
-    };
-    let manifest = describe(checkpoint, spec, (context, prefill_ar), entry);
-    step(progress, Stage::Finish, crate::artefact::MANIFEST_FILE, 3, 3)?;
+    let mut report = CompileReport::new(&spec, options, sizes, &components, &entries);
+    let manifest = describe(checkpoint, spec, sizes, entries);
+    step(progress, Stage::Finish, crate::artefact::MANIFEST_FILE, total, total)?;
     directory.publish(&manifest)?;
+    report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
 }
 
-/// Hyper-parameters from the checkpoint's own configuration; with `name`, the checkpoint must be that model.
-fn identify(checkpoint: &Checkpoint, name: Option<&str>) -> Result<ModelSpec> {
+/// Pack components into their files and read back what was written.
+fn write_components(
+    directory: &ArtefactWriter,
+    components: &[PlannedComponent<'_>],
+    options: &CompileOptions,
+    progress: &mut ProgressFn<'_>,
+) -> Result<BTreeMap<String, ComponentEntry>> {
+    let pool = Pool::new(options.threads.unwrap_or_else(physical_cores));
+    let total = components.iter().map(|component| pack::weight_bytes(&component.header)).sum();
+    let (mut done, mut written) = (0, Vec::new());
+    for component in components {
+        let path = directory.file_path(&component.file())?;
+        // Each file counts from 0; the caller sees the bytes of all of them.
+        let mut overall = |part: Progress<'_>| progress(Progress { done: done + part.done, total, ..part });
+        written.push(write_component(&path, &component.header, &component.weights, &pool, &mut overall)?);
+        done += pack::weight_bytes(&component.header);
+    }
+
+    let mut entries = BTreeMap::new();
+    for (number, (planned, written)) in components.iter().zip(written).enumerate() {
+        let file = planned.file();
+        step(progress, Stage::Finish, &file, number as u64, components.len() as u64 + 2)?;
+        let component = Component::open(&directory.file_path(&file)?)?;
+        let entry = ComponentEntry {
+            file,
+            bytes: written.bytes,
+            sha256: written.sha256,
+            weights: component.format_summaries(),
+            graphs: component.signatures(),
+        };
+        entries.insert(planned.name.into(), entry);
+    }
+    Ok(entries)
+}
+
+impl CompileReport {
+    fn new(
+        spec: &ModelSpec,
+        options: &CompileOptions,
+        (context_capacity, prefill_ar): (usize, usize),
+        planned: &[PlannedComponent<'_>],
+        entries: &BTreeMap<String, ComponentEntry>,
+    ) -> Self {
+        let mut formats = BTreeMap::<String, FormatSummary>::new();
+        for (format, summary) in entries.values().flat_map(|entry| &entry.weights) {
+            formats.entry(format.clone()).or_default().merge(summary);
+        }
+        let requested = |name: &str| planned.iter().find(|component| component.name == name).map(|c| c.format.name());
+        let components = entries.iter().map(|(name, entry)| {
+            let weights = requested(name).unwrap_or_default();
+            (name.clone(), ComponentReport { weights, formats: entry.weights.clone(), bytes: entry.bytes })
+        });
+        Self {
+            model: spec.name.clone(),
+            weights: options.weights.name(),
+            formats,
+            context_capacity,
+            prefill_ar,
+            bytes: entries.values().map(|entry| entry.bytes).sum(),
+            components: components.collect(),
+            seconds: 0.0,
+        }
+    }
+}
+
+/// Hyper-parameters from the checkpoint's own configuration and the position rule from the options; if these name a
+/// model, the checkpoint must be that model.
+fn identify(checkpoint: &Checkpoint, options: &CompileOptions) -> Result<ModelSpec> {
     let mut spec = ModelSpec::from_config(checkpoint.config())?;
-    if let Some(name) = name {
+    match &mut spec.vision {
+        Some(vision) => vision.position_rule = options.position_rule,
+        None if options.position_rule != PositionRule::Identity => {
+            let (rule, name) = (options.position_rule.name(), &spec.name);
+            return Err(Error::invalid(format!("position_rule is {rule}, but {name} has no vision encoder")));
+        }
+        None => {}
+    }
+    if let Some(name) = &options.model {
         let entry = registry::find(name)?;
         check_entry(entry, &spec)?;
         spec.name = entry.name.into();
@@ -179,7 +251,7 @@ fn describe(
     checkpoint: &Checkpoint,
     model: ModelSpec,
     (context_capacity, prefill_ar): (usize, usize),
-    component: ComponentEntry,
+    components: BTreeMap<String, ComponentEntry>,
 ) -> Manifest {
     let (format, generator) = Manifest::identity();
     Manifest {
@@ -189,7 +261,7 @@ fn describe(
         model,
         context_capacity,
         prefill_ar,
-        components: BTreeMap::from([(TEXT_DECODER.into(), component)]),
+        components,
         tokenizer: TOKENIZER_FILE.into(),
         chat_template: checkpoint.chat_template().map(|_| TEMPLATE_FILE.into()),
         special_tokens: checkpoint.special_tokens().clone(),

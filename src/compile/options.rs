@@ -1,8 +1,9 @@
 //! Options of a compilation and how they fit a model.
 
+use crate::artefact::{TOK_EMBEDDING, VISION_ENCODER};
 use crate::error::{Error, Result};
 use crate::formats::WeightFormat;
-use crate::registry::DecoderSpec;
+use crate::registry::{DecoderSpec, PositionRule};
 
 /// Context that is compiled if nothing is asked for, in tokens; less if the model was made for less.
 pub const DEFAULT_MAX_CONTEXT: usize = 2048;
@@ -15,6 +16,15 @@ pub struct CompileOptions {
     /// Format of the weight matrices. With [`WeightFormat::W4`] the embedding table and the output head are stored as
     /// [`WeightFormat::W8`]; norms, biases and RoPE tables are always f32.
     pub weights: WeightFormat,
+    /// Format of the vision encoder's matrices. `None`: as `weights`, but [`WeightFormat::W8`] for
+    /// [`WeightFormat::W4`]: an encoder is small beside its decoder, and what it loses no later layer can bring back.
+    /// Asked for by name, W4 is W4, except for the last matrix of the connector, which is W8.
+    pub vision_weights: Option<WeightFormat>,
+    /// Format of the token embedding of a model that sees. `None`: as `weights`. W4 is stored as W8, like the table of
+    /// a text model.
+    pub embedding_weights: Option<WeightFormat>,
+    /// Which rows of the position table the patches of SmolVLM's encoder get.
+    pub position_rule: PositionRule,
     /// Token slots of the graphs. `None`: [`DEFAULT_MAX_CONTEXT`] or what the model was made for, whichever is less.
     pub max_context: Option<usize>,
     /// Rows of a prefill block. `None`: [`DEFAULT_PREFILL_AR`], or half of a context that is as short.
@@ -28,7 +38,28 @@ pub struct CompileOptions {
 impl CompileOptions {
     /// Defaults for everything but the weight format.
     pub fn new(weights: WeightFormat) -> Self {
-        Self { weights, max_context: None, prefill_ar: None, model: None, threads: None }
+        Self {
+            weights,
+            vision_weights: None,
+            embedding_weights: None,
+            position_rule: PositionRule::Identity,
+            max_context: None,
+            prefill_ar: None,
+            model: None,
+            threads: None,
+        }
+    }
+
+    /// Format that is asked for a component.
+    pub(super) fn format_of(&self, component: &str) -> WeightFormat {
+        match component {
+            VISION_ENCODER => self.vision_weights.unwrap_or(match self.weights {
+                WeightFormat::W4 => WeightFormat::W8,
+                other => other,
+            }),
+            TOK_EMBEDDING => self.embedding_weights.unwrap_or(self.weights),
+            _ => self.weights,
+        }
     }
 
     /// Context and block size for a decoder.

@@ -26,7 +26,7 @@ pub fn write_component(
     pool: &Pool,
     progress: &mut ProgressFn<'_>,
 ) -> Result<WrittenComponent> {
-    let total = header.weights.values().filter_map(StoredWeight::bytes).map(|bytes| bytes as u64).sum();
+    let total = weight_bytes(header);
     let mut writer = ComponentWriter::create(path, header)?;
     let mut done = 0;
     while let Some(name) = writer.next_weight()? {
@@ -40,6 +40,11 @@ pub fn write_component(
     }
     step(progress, Stage::Weights, "", done, total)?;
     writer.finish()
+}
+
+/// Bytes of all weights of a component.
+pub(super) fn weight_bytes(header: &ComponentHeader) -> u64 {
+    header.weights.values().filter_map(StoredWeight::bytes).map(|bytes| bytes as u64).sum()
 }
 
 /// Some rows of one weight.

@@ -5,7 +5,7 @@
 //! of its own tokens; the caller keeps them. The masks say which columns of `[past | block]` a token may look at.
 //!
 //! ```text
-//! tokens ─ Embedding ─ (· embedding multiplier)
+//! tokens ─ Embedding ─ (· embedding multiplier)      or, beside an encoder: hidden_states ─ (· embedding multiplier)
 //!            │
 //!            ├──── RmsNorm ─ attention ─ (RmsNorm) ─ (· residual multiplier) ──┐
 //!            + ◄───────────────────────────────────────────────────────────────┘
@@ -17,15 +17,38 @@
 //!
 //! Parts in parentheses exist only in families that have them. The order of nodes is part of the contract: engines
 //! recognise attention and feed-forward blocks by it.
+//!
+//! A decoder beside an encoder takes rows instead of token ids, because some of its rows come from the encoder. The
+//! rows of tokens come from a component of their own, [`build_token_embedding`]; they are the bare rows of the table,
+//! so that rows of both kinds are multiplied by the embedding multiplier in one place, inside the decoder.
 
+use super::nodes::{activation_op, linear, transpose};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Graph, GraphBuilder, Op, ValueId};
-use crate::registry::{Activation, DecoderSpec, LayerKind};
+use crate::registry::{DecoderSpec, LayerKind};
 
 /// Name of the graph that takes one token.
 pub const KV_FORWARD: &str = "kv_forward";
 /// Name of the graph that takes a block of tokens.
 pub const PREFILL_FORWARD: &str = "prefill_forward";
+
+/// Name of the graph that embeds one token.
+pub const TOK_EMBEDDING_KV_FORWARD: &str = "tok_embedding_kv_forward";
+/// Name of the graph that embeds a block of tokens.
+pub const TOK_EMBEDDING_PREFILL_FORWARD: &str = "tok_embedding_prefill_forward";
+/// The embedding table: of the token embedding, and of a decoder that takes token ids.
+pub(super) const TABLE: &str = "tok_embeddings.weight";
+/// The output projection of a decoder whose head is not its embedding table.
+pub(super) const HEAD: &str = "output";
+
+/// What a decoder graph takes as input 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FirstInput {
+    /// `tokens`, i32 `[1, AR]`.
+    Tokens,
+    /// `hidden_states`, f32 `[1, AR, E]`: embedding rows before the embedding multiplier.
+    HiddenStates,
+}
 
 /// The deployed graphs of a decoder: `kv_forward` (one token), then `prefill_forward` (`prefill_ar` tokens).
 ///
@@ -34,9 +57,45 @@ pub const PREFILL_FORWARD: &str = "prefill_forward";
 /// context beyond [`DecoderSpec::max_position`], or an invalid `spec`.
 pub fn build_decoder(spec: &DecoderSpec, max_context: usize, prefill_ar: usize) -> Result<Vec<Graph>> {
     Ok(vec![
-        build_decoder_graph(spec, KV_FORWARD, max_context, 1)?,
-        build_decoder_graph(spec, PREFILL_FORWARD, max_context, prefill_ar)?,
+        build(spec, FirstInput::Tokens, KV_FORWARD, max_context, 1)?,
+        build(spec, FirstInput::Tokens, PREFILL_FORWARD, max_context, prefill_ar)?,
     ])
+}
+
+/// The deployed graphs of a decoder beside an encoder: as [`build_decoder`], but input 0 is `hidden_states`, f32
+/// `[1, AR, E]`, the rows that [`build_token_embedding`] and the encoder give.
+///
+/// The head is always a weight of its own, `output.weight`: the embedding table of a tied model is in another
+/// component.
+///
+/// # Errors
+/// As [`build_decoder`].
+pub fn build_embedding_decoder(spec: &DecoderSpec, max_context: usize, prefill_ar: usize) -> Result<Vec<Graph>> {
+    Ok(vec![
+        build(spec, FirstInput::HiddenStates, KV_FORWARD, max_context, 1)?,
+        build(spec, FirstInput::HiddenStates, PREFILL_FORWARD, max_context, prefill_ar)?,
+    ])
+}
+
+/// The deployed graphs of the token embedding beside such a decoder: `tokens`, i32 `[1, AR]`, to `embeddings`, f32
+/// `[1, AR, E]`, for one token and for `prefill_ar` tokens.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a block of no tokens or an invalid `spec`.
+pub fn build_token_embedding(spec: &DecoderSpec, prefill_ar: usize) -> Result<Vec<Graph>> {
+    spec.validate()?;
+    if prefill_ar == 0 {
+        return Err(Error::invalid(format!("{TOK_EMBEDDING_PREFILL_FORWARD}: a block of 0 tokens")));
+    }
+    let graph = |name: &str, ar: usize| {
+        let mut b = GraphBuilder::new(name);
+        let tokens = b.input("tokens", DType::I32, &[1, ar])?;
+        let table = b.weight(TABLE, &[spec.vocab_size, spec.hidden_size])?;
+        let rows = b.node("tok_embeddings", Op::Embedding, &[tokens, table])?;
+        b.output(rows, "embeddings")?;
+        b.finish()
+    };
+    Ok(vec![graph(TOK_EMBEDDING_KV_FORWARD, 1)?, graph(TOK_EMBEDDING_PREFILL_FORWARD, prefill_ar)?])
 }
 
 /// One graph of a decoder, for blocks of `ar` tokens in a context of `max_context`.
@@ -44,6 +103,10 @@ pub fn build_decoder(spec: &DecoderSpec, max_context: usize, prefill_ar: usize) 
 /// # Errors
 /// As [`build_decoder`].
 pub fn build_decoder_graph(spec: &DecoderSpec, name: &str, max_context: usize, ar: usize) -> Result<Graph> {
+    build(spec, FirstInput::Tokens, name, max_context, ar)
+}
+
+fn build(spec: &DecoderSpec, first: FirstInput, name: &str, max_context: usize, ar: usize) -> Result<Graph> {
     spec.validate()?;
     if ar == 0 || ar >= max_context {
         return Err(Error::invalid(format!(
@@ -55,7 +118,7 @@ pub fn build_decoder_graph(spec: &DecoderSpec, name: &str, max_context: usize, a
         let limit = spec.max_position;
         return Err(Error::invalid(format!("a context of {max_context} is beyond the {limit} the model was made for")));
     }
-    Decoder { b: GraphBuilder::new(name), spec, ar, context: max_context }.build()
+    Decoder { b: GraphBuilder::new(name), spec, first, ar, context: max_context }.build()
 }
 
 /// What every layer reads beside the residual stream.
@@ -70,16 +133,22 @@ struct Shared {
 struct Decoder<'a> {
     b: GraphBuilder,
     spec: &'a DecoderSpec,
+    first: FirstInput,
     ar: usize,
     context: usize,
 }
 
 impl Decoder<'_> {
     fn build(mut self) -> Result<Graph> {
-        let tokens = self.b.input("tokens", DType::I32, &[1, self.ar])?;
+        let rows = match self.first {
+            FirstInput::Tokens => self.b.input("tokens", DType::I32, &[1, self.ar])?,
+            FirstInput::HiddenStates => {
+                self.b.input("hidden_states", DType::F32, &[1, self.ar, self.spec.hidden_size])?
+            }
+        };
         let shared = self.shared_inputs()?;
 
-        let mut x = self.embed(tokens)?;
+        let mut x = self.embed(rows)?;
         let (mut new_keys, mut new_values) = (Vec::new(), Vec::new());
         for layer in 0..self.spec.layers {
             let at = format!("layers.{layer}");
@@ -125,10 +194,15 @@ impl Decoder<'_> {
         (0..layers).map(|layer| self.b.input(&format!("{name}_{layer}"), DType::F32, shape)).collect()
     }
 
-    /// `[1, AR] → [1, AR, E]`
-    fn embed(&mut self, tokens: ValueId) -> Result<ValueId> {
-        let table = self.embedding_table()?;
-        let x = self.b.node("tok_embeddings", Op::Embedding, &[tokens, table])?;
+    /// Input 0 to the residual stream `[1, AR, E]`.
+    fn embed(&mut self, rows: ValueId) -> Result<ValueId> {
+        let x = match self.first {
+            FirstInput::Tokens => {
+                let table = self.embedding_table()?;
+                self.b.node("tok_embeddings", Op::Embedding, &[rows, table])?
+            }
+            FirstInput::HiddenStates => rows,
+        };
         self.scale("tok_embeddings.scale", x, self.spec.embedding_multiplier)
     }
 
@@ -145,14 +219,14 @@ impl Decoder<'_> {
 
         let q = self.heads(at, 'q', x, heads)?;
         let q = self.position(at, 'q', q, kind, shared.positions)?;
-        let q = self.transpose(&format!("{at}.q_transpose"), q, [0, 2, 1, 3])?;
+        let q = transpose(&mut self.b, &format!("{at}.q_transpose"), q, [0, 2, 1, 3])?;
 
         let k = self.heads(at, 'k', x, kv_heads)?;
         let k = self.position(at, 'k', k, kind, shared.positions)?;
-        let k = self.transpose(&format!("{at}.k_transpose"), k, [0, 2, 3, 1])?;
+        let k = transpose(&mut self.b, &format!("{at}.k_transpose"), k, [0, 2, 3, 1])?;
 
         let v = self.heads(at, 'v', x, kv_heads)?;
-        let v = self.transpose(&format!("{at}.v_transpose"), v, [0, 2, 1, 3])?;
+        let v = transpose(&mut self.b, &format!("{at}.v_transpose"), v, [0, 2, 1, 3])?;
 
         let keys = self.b.node(&format!("{at}.k_concat"), Op::Concat { axis: 3 }, &[shared.k_caches[layer], k])?;
         let values = self.b.node(&format!("{at}.v_concat"), Op::Concat { axis: 2 }, &[shared.v_caches[layer], v])?;
@@ -169,16 +243,16 @@ impl Decoder<'_> {
         let weights = self.b.node(&format!("{at}.softmax"), Op::Softmax, &[scores])?;
 
         let mixed = self.b.node(&format!("{at}.mix"), Op::MatMul, &[weights, values])?;
-        let mixed = self.transpose(&format!("{at}.mix_transpose"), mixed, [0, 2, 1, 3])?;
+        let mixed = transpose(&mut self.b, &format!("{at}.mix_transpose"), mixed, [0, 2, 1, 3])?;
         let mixed = self.b.reshape(&format!("{at}.mix_reshape"), mixed, &[1, self.ar, heads * head_dim])?;
-        let out = self.linear(&format!("{at}.wo"), mixed, self.spec.hidden_size, self.spec.out_bias)?;
+        let out = linear(&mut self.b, &format!("{at}.wo"), mixed, self.spec.hidden_size, self.spec.out_bias)?;
         Ok((out, k, v))
     }
 
     /// Projection `which` of `x`, split into heads: `[1, AR, E] → [1, AR, heads, D]`.
     fn heads(&mut self, at: &str, which: char, x: ValueId, heads: usize) -> Result<ValueId> {
         let head_dim = self.spec.head_dim;
-        let y = self.linear(&format!("{at}.w{which}"), x, heads * head_dim, self.spec.qkv_bias)?;
+        let y = linear(&mut self.b, &format!("{at}.w{which}"), x, heads * head_dim, self.spec.qkv_bias)?;
         self.b.reshape(&format!("{at}.{which}_heads"), y, &[1, self.ar, heads, head_dim])
     }
 
@@ -209,16 +283,11 @@ impl Decoder<'_> {
     /// `w2(act(w1 x) · w3 x)`, `[1, AR, E] → [1, AR, E]`.
     fn feed_forward(&mut self, at: &str, x: ValueId) -> Result<ValueId> {
         let &DecoderSpec { ffn_size, hidden_size, activation, .. } = self.spec;
-        let activation = match activation {
-            Activation::Silu => Op::Silu,
-            Activation::Gelu => Op::Gelu,
-            Activation::GeluTanh => Op::GeluTanh,
-        };
-        let gate = self.linear(&format!("{at}.w1"), x, ffn_size, false)?;
-        let gate = self.b.node(&format!("{at}.activation"), activation, &[gate])?;
-        let up = self.linear(&format!("{at}.w3"), x, ffn_size, false)?;
+        let gate = linear(&mut self.b, &format!("{at}.w1"), x, ffn_size, false)?;
+        let gate = self.b.node(&format!("{at}.activation"), activation_op(activation), &[gate])?;
+        let up = linear(&mut self.b, &format!("{at}.w3"), x, ffn_size, false)?;
         let gated = self.b.node(&format!("{at}.gated"), Op::Mul, &[gate, up])?;
-        self.linear(&format!("{at}.w2"), gated, hidden_size, false)
+        linear(&mut self.b, &format!("{at}.w2"), gated, hidden_size, false)
     }
 
     /// Add a branch to the residual stream: normalized and scaled first, where the family does so.
@@ -233,38 +302,24 @@ impl Decoder<'_> {
     /// `[1, AR, E] → [1, AR, V]`
     fn head(&mut self, x: ValueId) -> Result<ValueId> {
         let x = self.rms_norm("norm", x, self.spec.hidden_size)?;
-        let logits = if self.spec.tied_embeddings {
+        let logits = if self.spec.tied_embeddings && self.first == FirstInput::Tokens {
             let table = self.embedding_table()?;
-            self.b.node("output", Op::Linear, &[x, table])?
+            self.b.node(HEAD, Op::Linear, &[x, table])?
         } else {
-            self.linear("output", x, self.spec.vocab_size, false)?
+            linear(&mut self.b, HEAD, x, self.spec.vocab_size, false)?
         };
         let logits = self.scale("output.scale", logits, 1.0 / self.spec.logits_divisor)?;
         self.soft_cap("output.softcap", logits, self.spec.logits_softcap)
     }
 
     fn embedding_table(&mut self) -> Result<ValueId> {
-        self.b.weight("tok_embeddings.weight", &[self.spec.vocab_size, self.spec.hidden_size])
-    }
-
-    /// A linear layer whose weights are called after the node.
-    fn linear(&mut self, name: &str, x: ValueId, out: usize, bias: bool) -> Result<ValueId> {
-        let width = self.b.shape(x).last().copied().unwrap_or_default();
-        let mut operands = vec![x, self.b.weight(&format!("{name}.weight"), &[out, width])?];
-        if bias {
-            operands.push(self.b.weight(&format!("{name}.bias"), &[out])?);
-        }
-        self.b.node(name, Op::Linear, &operands)
+        self.b.weight(TABLE, &[self.spec.vocab_size, self.spec.hidden_size])
     }
 
     /// A norm over the last axis, whose weight is called after the node.
     fn rms_norm(&mut self, name: &str, x: ValueId, width: usize) -> Result<ValueId> {
         let weight = self.b.weight(&format!("{name}.weight"), &[width])?;
         self.b.node(name, Op::RmsNorm { eps: self.spec.norm_eps }, &[x, weight])
-    }
-
-    fn transpose(&mut self, name: &str, x: ValueId, perm: [usize; 4]) -> Result<ValueId> {
-        self.b.node(name, Op::Transpose { perm: perm.to_vec() }, &[x])
     }
 
     /// No node for a factor of one.
@@ -384,6 +439,38 @@ mod tests {
             "linear",
         ];
         assert_eq!(ops, expected);
+    }
+
+    /// Beside an encoder only the first input and the tied head differ.
+    #[test]
+    fn a_decoder_that_takes_rows_has_a_head_of_its_own_and_no_table() {
+        let spec = spec(json!({"model_type": "granite", "embedding_multiplier": 12.0}));
+        let graphs = build_embedding_decoder(&spec, 16, 5).unwrap();
+        assert_eq!((graphs[0].name.as_str(), graphs[1].name.as_str()), (KV_FORWARD, PREFILL_FORWARD));
+        let tokens = &build_decoder(&spec, 16, 5).unwrap()[1];
+        let (ours, theirs) = (signature(&graphs[1].input_infos()), signature(&tokens.input_infos()));
+        assert_eq!((ours[0].as_str(), &ours[1..]), ("hidden_states f32 [1, 5, 8]", &theirs[1..]));
+        assert_eq!(graphs[1].output_infos(), tokens.output_infos());
+        let first = &graphs[1].nodes[0];
+        assert_eq!((first.name.as_str(), first.op.name()), ("tok_embeddings.scale", "scale"), "the multiplier stays");
+        assert_eq!(graphs[1].nodes.len(), tokens.nodes.len() - 1);
+        let weights: Vec<&str> = graphs[1].weights().map(|w| w.name.as_str()).collect();
+        assert!(weights.contains(&"output.weight") && !weights.contains(&TABLE), "{weights:?}");
+    }
+
+    #[test]
+    fn the_token_embedding_gives_bare_rows() {
+        let spec = spec(json!({"model_type": "granite", "embedding_multiplier": 12.0}));
+        let graphs = build_token_embedding(&spec, 5).unwrap();
+        for (graph, name, ar) in
+            [(&graphs[0], TOK_EMBEDDING_KV_FORWARD, 1), (&graphs[1], TOK_EMBEDDING_PREFILL_FORWARD, 5)]
+        {
+            assert_eq!(graph.name, name);
+            assert_eq!(signature(&graph.input_infos()), [format!("tokens i32 [1, {ar}]")]);
+            assert_eq!(signature(&graph.output_infos()), [format!("embeddings f32 [1, {ar}, 8]")]);
+            assert_eq!(graph.nodes.len(), 1);
+        }
+        assert!(build_token_embedding(&spec, 0).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 pub(super) const MAX_LAYERS: usize = 1000;
 
 /// A field, in the words of `config.json`, and what is wrong with its value.
-type Problem = (&'static str, String);
+pub(super) type Problem = (&'static str, String);
 
 pub(super) fn too_many_layers(layers: usize) -> String {
     format!("{layers} layers; at most {MAX_LAYERS} are supported")

@@ -1,8 +1,9 @@
 //! A Hugging Face `config.json` (or what the GGUF reader made of its metadata) to a [`ModelSpec`].
 
+use super::multimodal::VisionModel;
 use super::rope::{RopeDefaults, read_rope};
 use super::spec::{Activation, DecoderSpec, LayerKind, ModelSpec};
-use super::{gemma, glm, granite, llama, phi, qwen, recognise, smollm};
+use super::{gemma, glm, granite, internvl, llama, phi, qwen, recognise, smollm, smolvlm};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -12,7 +13,10 @@ pub(super) const FILE: &str = "config.json";
 const MAX_SIZE: u64 = 1 << 26;
 
 /// Turns one family's configuration into a decoder.
-type Reader = fn(&Config<'_>) -> Result<DecoderSpec>;
+pub(super) type Reader = fn(&Config<'_>) -> Result<DecoderSpec>;
+
+/// Turns one family's configuration into a decoder and the encoder beside it.
+type VisionReader = fn(&Config<'_>) -> Result<VisionModel>;
 
 /// `model_type`, family, reader.
 const FAMILIES: [(&str, &str, Reader); 11] = [
@@ -29,29 +33,66 @@ const FAMILIES: [(&str, &str, Reader); 11] = [
     ("glm", "glm", glm::read),
 ];
 
+/// The same of models that see.
+const VISION_FAMILIES: [(&str, &str, VisionReader); 3] = [
+    ("idefics3", "smolvlm", smolvlm::read),
+    ("smolvlm", "smolvlm", smolvlm::read),
+    ("internvl", "internvl3", internvl::read),
+];
+
 impl ModelSpec {
-    /// Read a Hugging Face configuration. A `text_config` inside (multimodal checkpoints) is used for the decoder.
+    /// Read a Hugging Face configuration. A `text_config` inside (multimodal checkpoints) is used for the decoder, a
+    /// `vision_config` of a family whose encoder is known for the encoder.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an unknown `model_type` (listing the known ones) or an unknown variant;
     /// [`Error::Format`] naming the field and the value that is missing, ill-typed or absurd.
     pub fn from_config(config: &Map<String, Value>) -> Result<ModelSpec> {
-        let model_type = Config { map: config, prefix: "" }.required_text("model_type")?;
+        let config = Config { map: config, prefix: "" };
+        let model_type = config.required_text("model_type")?;
+        if let Some(&(_, family, read)) = VISION_FAMILIES.iter().find(|(name, ..)| *name == model_type) {
+            let VisionModel { decoder, vision, image_token_id } = read(&config)?;
+            let name = recognise(family, &decoder).map_or(model_type, |entry| entry.name);
+            return Ok(ModelSpec {
+                name: name.into(),
+                family: family.into(),
+                decoder,
+                vision: Some(vision),
+                image_token_id: Some(image_token_id),
+            });
+        }
         let Some(&(_, family, read)) = FAMILIES.iter().find(|(name, ..)| *name == model_type) else {
-            let known = FAMILIES.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join(", ");
-            return Err(Error::Unsupported(format!(
-                "{FILE}: model_type: {model_type:?} is not supported; known types: {known}"
-            )));
+            return Err(unknown_type(&config, model_type));
         };
         let config = match config.get("text_config") {
             Some(Value::Object(text)) => Config { map: text, prefix: "text_config." },
-            _ => Config { map: config, prefix: "" },
+            _ => config,
         };
         let decoder = read(&config)?;
         decoder.check().map_err(|(field, reason)| config.error(field, reason))?;
         let name = recognise(family, &decoder).map_or(model_type, |entry| entry.name);
-        Ok(ModelSpec { name: name.into(), family: family.into(), decoder })
+        Ok(ModelSpec { name: name.into(), family: family.into(), decoder, vision: None, image_token_id: None })
     }
+}
+
+/// The reader of a text decoder of that `model_type`.
+pub(super) fn text_reader(config: &Config<'_>, model_type: &str) -> Result<Reader> {
+    let found = FAMILIES.iter().find(|(name, ..)| *name == model_type);
+    found.map(|&(.., read)| read).ok_or_else(|| unknown_type(config, model_type))
+}
+
+fn unknown_type(config: &Config<'_>, model_type: &str) -> Error {
+    let hint = match model_type {
+        "internvl_chat" => "; this is the original layout of InternVL: take the checkpoint whose name ends in -hf",
+        _ => "",
+    };
+    let text = FAMILIES.iter().map(|(name, ..)| *name);
+    let seeing = VISION_FAMILIES.iter().map(|(name, ..)| *name).filter(|_| config.prefix.is_empty());
+    let known = text.chain(seeing).collect::<Vec<_>>().join(", ");
+    Error::Unsupported(format!(
+        "{FILE}: {}model_type: {model_type:?} is not supported{hint}; known types: {known}",
+        config.prefix
+    ))
 }
 
 /// Values a family assumes for fields its published configurations leave out.

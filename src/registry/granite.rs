@@ -1,7 +1,7 @@
 //! IBM Granite: a Llama with multipliers on embedding, scores, residuals and logits.
 
 use super::config::{Config, Defaults, attention_bias, plain_decoder};
-use super::entry::{Hyperparameters, RegistryEntry};
+use super::entry::{Architecture, Hyperparameters, RegistryEntry, Runnable};
 use super::spec::DecoderSpec;
 use crate::error::Result;
 
@@ -30,6 +30,20 @@ pub(super) const GRANITE_3_3_2B: RegistryEntry = RegistryEntry {
     uses_chat_template: true,
     prompt_format: "granite",
     decoder: GRANITE_2B,
+    ..RegistryEntry::BASE
+};
+
+pub(super) const GRANITE_SPEECH_3_3_2B: RegistryEntry = RegistryEntry {
+    name: "granite_speech_3_3-2b",
+    family: "granite_speech",
+    repository: Some("ibm-granite/granite-speech-3.3-2b"),
+    architecture: Architecture::AudioDecoder,
+    shards: 4,
+    masked_softmax: true,
+    uses_chat_template: true,
+    prompt_format: "granite_speech",
+    decoder: Hyperparameters { vocab: 49_160, ..GRANITE_2B },
+    runnable: Runnable::NotYet { why: "audio encoders are not implemented" },
     ..RegistryEntry::BASE
 };
 

@@ -10,18 +10,22 @@ mod entry;
 mod gemma;
 mod glm;
 mod granite;
+mod internvl;
 mod llama;
 mod multimodal;
 mod phi;
 mod qwen;
 mod rope;
 mod smollm;
+mod smolvlm;
 mod spec;
+mod vision;
 
 use crate::error::{Error, Result};
 
 pub use entry::{Architecture, Hyperparameters, KnownScaling, LayerPattern, OutputHead, RegistryEntry, Runnable};
 pub use spec::{Activation, DecoderSpec, LayerKind, ModelSpec, RopeScaling, RopeSpec};
+pub use vision::{Connector, PositionRule, VisionSpec, VisionTower};
 
 static ENTRIES: [RegistryEntry; 21] = [
     llama::STORIES260K,
@@ -35,7 +39,7 @@ static ENTRIES: [RegistryEntry; 21] = [
     gemma::GEMMA4_E2B,
     glm::GLM_1_5B,
     granite::GRANITE_3_3_2B,
-    multimodal::GRANITE_SPEECH_3_3_2B,
+    granite::GRANITE_SPEECH_3_3_2B,
     phi::PHI_4_MINI,
     qwen::QWEN2_5_0_5B,
     qwen::QWEN2_5_1_5B,
@@ -43,8 +47,8 @@ static ENTRIES: [RegistryEntry; 21] = [
     qwen::QWEN3_1_7B,
     smollm::SMOLLM2_135M,
     smollm::SMOLLM3_3B,
-    multimodal::INTERNVL3_1B,
-    multimodal::SMOLVLM_500M,
+    internvl::INTERNVL3_1B,
+    smolvlm::SMOLVLM_500M,
 ];
 
 /// All models known by name, in upstream's order.

@@ -68,6 +68,9 @@ fn read_scaling(config: &Config<'_>, parameters: &Config<'_>, max_position: usiz
     };
     match kind {
         "default" | "none" => Ok(RopeScaling::None),
+        // Stretches the frequencies once a sequence is longer than the context of the training, which no graph of ours
+        // ever is (InternVL3).
+        "dynamic" => parameters.number("factor", Some(1.0)).map(|_| RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: parameters.number("factor", None)? }),
         "freq_factors" => Ok(RopeScaling::FreqFactors { factors: freq_factors(config, parameters)? }),
         "llama3" => Ok(RopeScaling::Llama3 {
@@ -78,7 +81,8 @@ fn read_scaling(config: &Config<'_>, parameters: &Config<'_>, max_position: usiz
         }),
         "longrope" | "su" => read_longrope(config, parameters, max_position),
         other => Err(Error::Unsupported(format!(
-            "{FILE}: {}rope_type: {other:?} is not supported; known: default, linear, llama3, longrope, freq_factors",
+            "{FILE}: {}rope_type: {other:?} is not supported; known: default, dynamic, linear, llama3, \
+             longrope, freq_factors",
             parameters.prefix
         ))),
     }

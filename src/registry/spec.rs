@@ -1,5 +1,6 @@
 //! What a decoder looks like, as data: everything the graph builder needs, nothing it could guess.
 
+use super::vision::VisionSpec;
 use serde::{Deserialize, Serialize};
 
 /// A model the pipeline can be asked for.
@@ -11,6 +12,12 @@ pub struct ModelSpec {
     pub family: String,
     /// The text decoder.
     pub decoder: DecoderSpec,
+    /// The vision encoder of a model that sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<VisionSpec>,
+    /// The token whose embedding rows are replaced by the vision encoder's, one token a row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_token_id: Option<u32>,
 }
 
 /// Hyper-parameters of a decoder. Sizes in elements, positions in tokens.

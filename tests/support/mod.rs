@@ -42,7 +42,12 @@ pub fn compile(family: &str, out: &Path, format: WeightFormat, context: usize, b
         threads: Some(2),
         ..CompileOptions::new(format)
     };
-    compile_checkpoint(&checkpoint(family), out, &options, &mut |_| Flow::Continue).unwrap()
+    compile_with(&checkpoint(family), out, &options)
+}
+
+/// Compile a checkpoint into `out`.
+pub fn compile_with(checkpoint: &Checkpoint, out: &Path, options: &CompileOptions) -> CompileReport {
+    compile_checkpoint(checkpoint, out, options, &mut |_| Flow::Continue).unwrap()
 }
 
 /// Reference values of one family.
@@ -64,6 +69,11 @@ impl Golden {
 
     pub fn f32(&self, name: &str) -> Vec<f32> {
         self.words(name).into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    /// Bytes of a tensor of any type.
+    pub fn bytes(&self, name: &str) -> Vec<u8> {
+        SafeTensors::deserialize(&self.bytes).unwrap().tensor(name).unwrap().data().to_vec()
     }
 
     pub fn i32(&self, name: &str) -> Vec<i32> {
@@ -103,6 +113,26 @@ fn nans(info: TensorInfo) -> Tensor {
     let mut tensor = Tensor::zeros(info).unwrap();
     tensor.view_mut().as_mut_slice::<f32>().unwrap().fill(f32::NAN);
     tensor
+}
+
+/// The tokens of one call, as a decoder takes them.
+#[derive(Clone, Copy)]
+enum Block<'a> {
+    Tokens(&'a [i32]),
+    /// `[count, width]`.
+    Rows {
+        values: &'a [f32],
+        width: usize,
+    },
+}
+
+impl Block<'_> {
+    fn count(&self) -> usize {
+        match self {
+            Block::Tokens(tokens) => tokens.len(),
+            Block::Rows { values, width } => values.len() / width,
+        }
+    }
 }
 
 /// One conversation: keys and values of all tokens, masks, blocks.
@@ -146,6 +176,12 @@ impl<'c> Session<'c> {
         tokens.chunks(block).flat_map(|tokens| self.forward(graph, tokens, None)).collect()
     }
 
+    /// Logits of every row of `rows`, each `width` wide, computed in blocks of graph `graph`: for decoders that take rows.
+    pub fn feed_rows(&mut self, graph: usize, rows: &[f32], width: usize) -> Vec<f32> {
+        let block = self.block(graph) * width;
+        rows.chunks(block).flat_map(|values| self.step(graph, Block::Rows { values, width }, None)).collect()
+    }
+
     /// The likeliest tokens after `logits`, one at a time.
     pub fn greedy(&mut self, logits: &[f32], count: usize) -> Vec<i32> {
         let mut next = argmax(&logits[logits.len() - self.vocab..]);
@@ -159,26 +195,35 @@ impl<'c> Session<'c> {
 
     /// Run `tokens` (at most a block) and store their keys and values; logits of `rows` (`None`: all tokens).
     pub fn forward(&mut self, graph: usize, tokens: &[i32], rows: Option<std::ops::Range<usize>>) -> Vec<f32> {
-        let inputs = self.inputs(graph, tokens);
-        let ar = self.block(graph);
-        let options = ExecuteOptions { valid_rows: Some(tokens.len()), logits_rows: rows.clone() };
+        self.step(graph, Block::Tokens(tokens), rows)
+    }
+
+    fn step(&mut self, graph: usize, block: Block<'_>, rows: Option<std::ops::Range<usize>>) -> Vec<f32> {
+        let inputs = self.inputs_of(graph, block);
+        let (ar, count) = (self.block(graph), block.count());
+        let options = ExecuteOptions { valid_rows: Some(count), logits_rows: rows.clone() };
         let outputs = execute(self.component, graph, &inputs, &options).unwrap();
         for output in &outputs[1..] {
-            self.store(output, ar, tokens.len());
+            self.store(output, ar, count);
         }
-        self.length += tokens.len();
-        let rows = rows.unwrap_or(0..tokens.len());
+        self.length += count;
+        let rows = rows.unwrap_or(0..count);
         let logits = outputs[0].as_slice::<f32>().unwrap();
         logits[rows.start * self.vocab..rows.end * self.vocab].to_vec()
     }
 
     /// The inputs of one call, in contract order.
     pub fn inputs(&self, graph: usize, tokens: &[i32]) -> Vec<Tensor> {
-        let ar = self.block(graph);
-        self.component.graphs()[graph].inputs.iter().map(|info| self.input(info, ar, tokens)).collect()
+        self.inputs_of(graph, Block::Tokens(tokens))
     }
 
-    fn input(&self, info: &TensorInfo, ar: usize, tokens: &[i32]) -> Tensor {
+    fn inputs_of(&self, graph: usize, block: Block<'_>) -> Vec<Tensor> {
+        let ar = self.block(graph);
+        self.component.graphs()[graph].inputs.iter().map(|info| self.input(info, ar, block)).collect()
+    }
+
+    fn input(&self, info: &TensorInfo, ar: usize, block: Block<'_>) -> Tensor {
+        let count = block.count();
         let past = self.context - ar;
         assert!(self.length <= past, "the test's context is too short");
         let padded = |value: &dyn Fn(usize) -> i32| (0..ar).map(value).collect::<Vec<_>>();
@@ -195,18 +240,24 @@ impl<'c> Session<'c> {
                 let rows: Vec<f32> = stored.flat_map(|head| &head[..past * dim]).copied().collect();
                 Tensor::from_f32(name, shape, &rows).unwrap()
             }
-            Some(("attention", _)) => Tensor::from_f32(name, shape, &self.mask(ar, tokens.len(), usize::MAX)).unwrap(),
-            Some(("window", _)) => {
-                Tensor::from_f32(name, shape, &self.mask(ar, tokens.len(), self.window.unwrap())).unwrap()
-            }
+            Some(("attention", _)) => Tensor::from_f32(name, shape, &self.mask(ar, count, usize::MAX)).unwrap(),
+            Some(("window", _)) => Tensor::from_f32(name, shape, &self.mask(ar, count, self.window.unwrap())).unwrap(),
             Some(("input", _)) => {
                 let last = self.context - 1;
                 Tensor::from_i32(name, shape, &padded(&|row| (self.length + row).min(last) as i32)).unwrap()
             }
-            _ => {
-                assert_eq!(name, "tokens");
-                Tensor::from_i32(name, shape, &padded(&|row| tokens.get(row).copied().unwrap_or(0))).unwrap()
-            }
+            _ => match block {
+                Block::Tokens(tokens) => {
+                    assert_eq!(name, "tokens");
+                    Tensor::from_i32(name, shape, &padded(&|row| tokens.get(row).copied().unwrap_or(0))).unwrap()
+                }
+                Block::Rows { values, width } => {
+                    assert_eq!((name, shape), ("hidden_states", &[1, ar, width][..]));
+                    let mut padded = values.to_vec();
+                    padded.resize(ar * width, 0.0);
+                    Tensor::from_f32(name, shape, &padded).unwrap()
+                }
+            },
         }
     }
 

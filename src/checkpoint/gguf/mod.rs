@@ -32,6 +32,8 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         kind: CheckpointKind::Gguf,
         config: config::hugging_face_config(&gguf, architecture)?,
         generation_config: None,
+        preprocessor_config: None,
+        processor_config: None,
         tensors: tensor_table(&gguf, architecture)?,
         chat_template: gguf.metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         special_tokens: tokenizer::special_tokens(&gguf.metadata)?,

@@ -1,0 +1,72 @@
+//! What a model is compiled into: its components with their graphs, weights and formats.
+
+use super::options::CompileOptions;
+use super::storage::plan_storage;
+use crate::artefact::{ComponentHeader, TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::formats::WeightFormat;
+use crate::graph::Graph;
+use crate::models::{
+    BoundWeights, ModelWeights, build_decoder, build_embedding_decoder, build_token_embedding, build_vision_encoder,
+};
+use crate::registry::ModelSpec;
+
+/// One component, ready to be written.
+pub(super) struct PlannedComponent<'a> {
+    /// Its name, e.g. `text_decoder`.
+    pub name: &'static str,
+    /// Format that was asked for.
+    pub format: WeightFormat,
+    /// Graphs, and how each weight is stored.
+    pub header: ComponentHeader,
+    /// Where the weights come from.
+    pub weights: BoundWeights<'a>,
+}
+
+impl PlannedComponent<'_> {
+    /// File name inside the artefact.
+    pub fn file(&self) -> String {
+        format!("{}.safetensors", self.name)
+    }
+}
+
+/// The names of the components a model is compiled into, in the order in which they run.
+pub(super) fn component_names(spec: &ModelSpec) -> &'static [&'static str] {
+    match spec.vision {
+        Some(_) => &[VISION_ENCODER, TOK_EMBEDDING, TEXT_DECODER],
+        None => &[TEXT_DECODER],
+    }
+}
+
+/// Build the graphs of every component and bind their weights, in the order of [`component_names`].
+pub(super) fn plan_components<'a>(
+    checkpoint: &'a Checkpoint,
+    spec: &ModelSpec,
+    (context, prefill_ar): (usize, usize),
+    options: &CompileOptions,
+) -> Result<Vec<PlannedComponent<'a>>> {
+    let ModelWeights { text_decoder, vision } = ModelWeights::new(spec, context, checkpoint)?;
+    let (Some(vision_spec), Some(vision)) = (&spec.vision, vision) else {
+        let graphs = build_decoder(&spec.decoder, context, prefill_ar)?;
+        return Ok(vec![plan(TEXT_DECODER, graphs, text_decoder, options)?]);
+    };
+    let encoder = vec![build_vision_encoder(vision_spec)?];
+    let embedding = build_token_embedding(&spec.decoder, prefill_ar)?;
+    let decoder = build_embedding_decoder(&spec.decoder, context, prefill_ar)?;
+    Ok(vec![
+        plan(VISION_ENCODER, encoder, vision.encoder, options)?,
+        plan(TOK_EMBEDDING, embedding, vision.token_embedding, options)?,
+        plan(TEXT_DECODER, decoder, text_decoder, options)?,
+    ])
+}
+
+fn plan<'a>(
+    name: &'static str,
+    graphs: Vec<Graph>,
+    weights: BoundWeights<'a>,
+    options: &CompileOptions,
+) -> Result<PlannedComponent<'a>> {
+    let format = options.format_of(name);
+    Ok(PlannedComponent { name, format, header: plan_storage(name, graphs, format)?, weights })
+}

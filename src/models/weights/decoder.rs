@@ -1,0 +1,149 @@
+//! The decoder's weights, and those of the token embedding in front of it.
+
+use super::binder::{Binder, Parts};
+use super::layout::Layout;
+use super::{Adjust, RopePart, RopeTable, Source};
+use crate::error::Result;
+use crate::models::decoder::{HEAD, TABLE};
+use crate::registry::{DecoderSpec, LayerKind, RopeSpec};
+
+/// A decoder that takes token ids.
+pub(super) fn bind_decoder(
+    binder: &mut Binder<'_>,
+    spec: &DecoderSpec,
+    layout: &Layout,
+    max_context: usize,
+) -> Result<()> {
+    bind_token_embedding(binder, spec, layout)?;
+    let table = [spec.vocab_size, spec.hidden_size];
+    if !spec.tied_embeddings {
+        binder.bind(&format!("{HEAD}.weight"), layout.head, &table)?;
+    } else if binder.has(layout.head) {
+        // Some tied checkpoints carry a copy of the table; transformers does not look at it either.
+        binder.require(layout.head, &table)?;
+    }
+    bind_body(binder, spec, layout, max_context)
+}
+
+/// A decoder that takes rows.
+///
+/// The head is the checkpoint's if it has one, whatever the configuration says about tying: current releases of
+/// transformers do the same with a head that differs from the table, and one that does not differ makes no difference.
+/// Without one it is the table, if the configuration ties the two.
+pub(super) fn bind_embedding_decoder(
+    binder: &mut Binder<'_>,
+    spec: &DecoderSpec,
+    layout: &Layout,
+    max_context: usize,
+) -> Result<()> {
+    let is_table = spec.tied_embeddings && !binder.has(layout.head);
+    let head = if is_table { layout.table() } else { layout.head.into() };
+    binder.bind(&format!("{HEAD}.weight"), &head, &[spec.vocab_size, spec.hidden_size])?;
+    bind_body(binder, spec, layout, max_context)
+}
+
+/// The embedding table.
+pub(super) fn bind_token_embedding(binder: &mut Binder<'_>, spec: &DecoderSpec, layout: &Layout) -> Result<()> {
+    binder.bind(TABLE, &layout.table(), &[spec.vocab_size, spec.hidden_size])
+}
+
+/// Everything between the rows that go in and the head.
+fn bind_body(binder: &mut Binder<'_>, spec: &DecoderSpec, layout: &Layout, max_context: usize) -> Result<()> {
+    let mut body = Body { binder, spec, prefix: layout.decoder };
+    body.bind_norm("norm", &format!("{}norm", layout.decoder), spec.hidden_size)?;
+    for layer in 0..spec.layers {
+        body.bind_layer(layer)?;
+    }
+    body.bind_ropes(max_context);
+    Ok(())
+}
+
+struct Body<'b, 'a> {
+    binder: &'b mut Binder<'a>,
+    spec: &'b DecoderSpec,
+    prefix: &'static str,
+}
+
+impl Body<'_, '_> {
+    fn bind_layer(&mut self, layer: usize) -> Result<()> {
+        let (own, theirs) = (format!("layers.{layer}"), format!("{}layers.{layer}", self.prefix));
+        self.bind_attention(&format!("{own}.attention"), &format!("{theirs}.self_attn"))?;
+        self.bind_feed_forward(&format!("{own}.feed_forward"), &format!("{theirs}.mlp"))?;
+
+        // Hugging Face's "post attention" norm stands before the MLP, except where there are post norms as well.
+        let norms: &[(&str, &str)] = if self.spec.post_norms {
+            &[
+                ("attention_norm", "input_layernorm"),
+                ("post_attention_norm", "post_attention_layernorm"),
+                ("ffn_norm", "pre_feedforward_layernorm"),
+                ("post_ffn_norm", "post_feedforward_layernorm"),
+            ]
+        } else {
+            &[("attention_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")]
+        };
+        for (name, tensor) in norms {
+            self.bind_norm(&format!("{own}.{name}"), &format!("{theirs}.{tensor}"), self.spec.hidden_size)?;
+        }
+        Ok(())
+    }
+
+    fn bind_attention(&mut self, own: &str, theirs: &str) -> Result<()> {
+        let &DecoderSpec { hidden_size, heads, kv_heads, head_dim, qkv_bias, out_bias, .. } = self.spec;
+        let (q_rows, kv_rows) = (heads * head_dim, kv_heads * head_dim);
+        let [wq, wk, wv, wo] = ["wq", "wk", "wv", "wo"].map(|name| format!("{own}.{name}"));
+        if self.spec.fused_qkv {
+            let parts: Parts<'_> = &[(&wq, q_rows), (&wk, kv_rows), (&wv, kv_rows)];
+            self.binder.bind_parts(parts, &format!("{theirs}.qkv_proj.weight"), hidden_size)?;
+        } else {
+            self.binder.bind_linear(&wq, &format!("{theirs}.q_proj"), [q_rows, hidden_size], qkv_bias)?;
+            self.binder.bind_linear(&wk, &format!("{theirs}.k_proj"), [kv_rows, hidden_size], qkv_bias)?;
+            self.binder.bind_linear(&wv, &format!("{theirs}.v_proj"), [kv_rows, hidden_size], qkv_bias)?;
+        }
+        self.binder.bind_linear(&wo, &format!("{theirs}.o_proj"), [hidden_size, q_rows], out_bias)?;
+        if self.spec.qk_norm {
+            self.bind_norm(&format!("{own}.q_norm_fn"), &format!("{theirs}.q_norm"), head_dim)?;
+            self.bind_norm(&format!("{own}.k_norm_fn"), &format!("{theirs}.k_norm"), head_dim)?;
+        }
+        Ok(())
+    }
+
+    fn bind_feed_forward(&mut self, own: &str, theirs: &str) -> Result<()> {
+        let &DecoderSpec { hidden_size, ffn_size, .. } = self.spec;
+        let [w1, w2, w3] = ["w1", "w2", "w3"].map(|name| format!("{own}.{name}"));
+        if self.spec.fused_gate_up {
+            let parts: Parts<'_> = &[(&w1, ffn_size), (&w3, ffn_size)];
+            self.binder.bind_parts(parts, &format!("{theirs}.gate_up_proj.weight"), hidden_size)?;
+        } else {
+            self.binder.bind_linear(&w1, &format!("{theirs}.gate_proj"), [ffn_size, hidden_size], false)?;
+            self.binder.bind_linear(&w3, &format!("{theirs}.up_proj"), [ffn_size, hidden_size], false)?;
+        }
+        self.binder.bind_linear(&w2, &format!("{theirs}.down_proj"), [hidden_size, ffn_size], false)
+    }
+
+    fn bind_norm(&mut self, weight: &str, tensor: &str, width: usize) -> Result<()> {
+        let adjust = if self.spec.norm_plus_one { Adjust::PlusOne } else { Adjust::None };
+        self.binder.bind_as(&format!("{weight}.weight"), &[width], &format!("{tensor}.weight"), &[width], adjust)
+    }
+
+    /// The tables of every RoPE some layer uses.
+    fn bind_ropes(&mut self, max_context: usize) {
+        let spec = self.spec;
+        let slides = spec.layer_kinds.contains(&LayerKind::Sliding);
+        let rotates_fully = spec.layer_kinds.contains(&LayerKind::Full);
+        if rotates_fully || (slides && spec.local_rope.is_none()) {
+            self.bind_rope("rope", &spec.rope, max_context);
+        }
+        if let Some(local) = spec.local_rope.as_ref().filter(|_| slides) {
+            self.bind_rope("rope_local", local, max_context);
+        }
+    }
+
+    fn bind_rope(&mut self, name: &str, rope: &RopeSpec, max_context: usize) {
+        let table = RopeTable::new(rope, max_context);
+        let shape = [max_context, rope.rotary_dim / 2];
+        for (suffix, part) in [("cos", RopePart::Cos), ("sin", RopePart::Sin)] {
+            let source = Source::Rope { table: table.clone(), part };
+            self.binder.insert(&format!("{name}.{suffix}"), &shape, source);
+        }
+    }
+}
