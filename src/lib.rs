@@ -10,6 +10,7 @@
 //! - [`formats`]: how weight matrices are stored.
 //! - [`artefact`]: a compiled model on disk: manifest and component files.
 //! - [`compile`]: graphs and weights to an artefact.
+//! - [`media`]: image bytes to encoder tensors.
 //! - [`chat`]: typed messages, chat templates, tokenizer, streaming detokenizer.
 //! - [`engine`]: the engine trait and the built-in CPU engine.
 //! - [`runner`]: the conversation: KV store, masks, prefill, decode, sampling, statistics.
@@ -24,6 +25,7 @@ pub mod engine;
 pub mod error;
 pub mod formats;
 pub mod graph;
+pub mod media;
 pub mod models;
 pub mod registry;
 pub mod runner;
