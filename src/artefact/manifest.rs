@@ -1,8 +1,9 @@
 //! `manifest.json`: what an artefact directory holds.
 
-use crate::chat::SpecialTokens;
+use crate::chat::{ImageMarkup, SpecialTokens};
 use crate::engine::GraphSignature;
 use crate::error::{Error, Result};
+use crate::media::ImageProcessor;
 use crate::registry::ModelSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,6 +41,18 @@ pub struct Manifest {
     pub special_tokens: SpecialTokens,
     /// Sampling settings the checkpoint recommends.
     pub generation: GenerationDefaults,
+    /// How pictures become tiles and where they stand in a prompt, in models that take pictures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageSection>,
+}
+
+/// What a runner needs to know about pictures beside the vision encoder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ImageSection {
+    /// Pictures to tiles.
+    pub processor: ImageProcessor,
+    /// The tokens around a picture in a prompt.
+    pub markup: ImageMarkup,
 }
 
 /// One component of an artefact, as read back from the file that was written.

@@ -23,6 +23,7 @@ pub use header::{
     VISION_ENCODER,
 };
 pub use manifest::{
-    ComponentEntry, FormatSummary, GenerationDefaults, MANIFEST_FILE, Manifest, SCHEMA_VERSION, check_file_name,
+    ComponentEntry, FormatSummary, GenerationDefaults, ImageSection, MANIFEST_FILE, Manifest, SCHEMA_VERSION,
+    check_file_name,
 };
 pub use writer::{ArtefactWriter, ComponentWriter, WrittenComponent};

@@ -16,6 +16,8 @@ pub const ETG_EVENT_PREFILL: i32 = 2;
 pub const ETG_EVENT_TOKEN: i32 = 3;
 /// Event: more of the reply (`text`): whole UTF-8 characters, never empty, never a part of a stop string.
 pub const ETG_EVENT_TEXT: i32 = 4;
+/// Event: `done` of `total` tiles of new pictures are encoded; pictures whose rows are known do not count.
+pub const ETG_EVENT_IMAGES: i32 = 6;
 /// Event: the last one of every run: `status` is what the call is about to return, `text` the error's message if it is
 /// negative.
 pub const ETG_EVENT_FINISHED: i32 = 5;
@@ -92,6 +94,9 @@ impl Receiver {
         };
         match *event {
             Event::Prompt(text) => self.call(&with_text(ETG_EVENT_PROMPT, ETG_OK, text)),
+            Event::Images { done, total } => {
+                self.call(&etg_event { kind: ETG_EVENT_IMAGES, done: wide(done), total: wide(total), ..nothing })
+            }
             Event::Prefill { done, total } => {
                 self.call(&etg_event { kind: ETG_EVENT_PREFILL, done: wide(done), total: wide(total), ..nothing })
             }

@@ -381,6 +381,8 @@ mod tests {
             template_variables: Default::default(),
             eos_ids: Vec::new(),
             system_prompt: None,
+            token_embedding: None,
+            vision: None,
         };
         handle::issue(etg_runner::new(Runner::from_parts(parts).unwrap()))
     }

@@ -4,7 +4,7 @@
 //! here so that a program that moves over gets the prompts it had. Each turn is formatted by itself, with the system
 //! part again, and appended to whatever the model replied before.
 
-use super::{Message, Role};
+use super::{Message, Part, Role};
 use crate::{Error, Result};
 
 use Segment::{Literal, Prompt, System, WhenSystem};
@@ -19,6 +19,10 @@ pub(super) struct UpstreamTemplate {
     pub name: &'static str,
     /// Text runners begin a conversation with the tokenizer's begin-of-text token, multimodal ones do not.
     pub starts_with_bos: bool,
+    /// Where a picture stands, in multimodal templates that take pictures.
+    pub image_placeholder: Option<&'static str>,
+    /// What upstream ends replies at, beyond the tokenizer's own end token (contract 5.6).
+    pub end_tokens: &'static [&'static str],
     default_system: Option<&'static str>,
     turn: &'static [Segment],
 }
@@ -32,12 +36,20 @@ enum Segment {
     WhenSystem(&'static [Segment]),
 }
 
-const fn text_model(name: &'static str, turn: &'static [Segment]) -> UpstreamTemplate {
-    UpstreamTemplate { name, starts_with_bos: true, default_system: None, turn }
+type Texts = &'static [&'static str];
+
+const fn text_model(name: &'static str, end_tokens: Texts, turn: &'static [Segment]) -> UpstreamTemplate {
+    UpstreamTemplate { name, starts_with_bos: true, image_placeholder: None, end_tokens, default_system: None, turn }
 }
 
-const fn multimodal(name: &'static str, turn: &'static [Segment]) -> UpstreamTemplate {
-    UpstreamTemplate { name, starts_with_bos: false, default_system: None, turn }
+const fn vision_model(
+    name: &'static str,
+    placeholder: &'static str,
+    end_tokens: Texts,
+    turn: &'static [Segment],
+) -> UpstreamTemplate {
+    let image_placeholder = Some(placeholder);
+    UpstreamTemplate { name, starts_with_bos: false, image_placeholder, end_tokens, default_system: None, turn }
 }
 
 const GEMMA: &[Segment] = &[
@@ -55,9 +67,10 @@ const GRANITE_TURN: &[Segment] = &[
 ];
 
 static TEMPLATES: &[UpstreamTemplate] = &[
-    text_model("llama2", &[Prompt]),
+    text_model("llama2", &[], &[Prompt]),
     text_model(
         "llama3",
+        &["<|eot_id|>"],
         &[
             WhenSystem(&[Literal("<|start_header_id|>system<|end_header_id|>\n\n"), System, Literal("<|eot_id|>")]),
             Literal("<|start_header_id|>user<|end_header_id|>\n\n"),
@@ -65,11 +78,16 @@ static TEMPLATES: &[UpstreamTemplate] = &[
             Literal("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
         ],
     ),
-    text_model("gemma", GEMMA),
-    text_model("gemma2", &[Literal("<start_of_turn>user\n"), Prompt, Literal("<end_of_turn>\n<start_of_turn>model\n")]),
-    text_model("gemma3", GEMMA),
+    text_model("gemma", &["<end_of_turn>"], GEMMA),
+    text_model(
+        "gemma2",
+        &["<end_of_turn>"],
+        &[Literal("<start_of_turn>user\n"), Prompt, Literal("<end_of_turn>\n<start_of_turn>model\n")],
+    ),
+    text_model("gemma3", &["<end_of_turn>"], GEMMA),
     text_model(
         "gemma4",
+        &["<turn|>"],
         &[
             Literal("<bos>"),
             WhenSystem(&[Literal("<|turn>system\n"), System, Literal("<turn|>\n")]),
@@ -78,9 +96,10 @@ static TEMPLATES: &[UpstreamTemplate] = &[
             Literal("<turn|>\n<|turn>model\n"),
         ],
     ),
-    text_model("granite", GRANITE_TURN),
+    text_model("granite", &[], GRANITE_TURN),
     text_model(
         "phi_4_mini",
+        &["<|end|>"],
         &[
             WhenSystem(&[Literal("<|system|>"), System, Literal("<|end|>")]),
             Literal("<|user|>"),
@@ -88,9 +107,10 @@ static TEMPLATES: &[UpstreamTemplate] = &[
             Literal("<|end|><|assistant|>"),
         ],
     ),
-    text_model("qwen2_5", &[Prompt]),
+    text_model("qwen2_5", &[], &[Prompt]),
     text_model(
         "qwen3",
+        &["<|im_end|>"],
         &[
             Literal("<|im_start|>user\n"),
             Prompt,
@@ -101,6 +121,7 @@ static TEMPLATES: &[UpstreamTemplate] = &[
     ),
     text_model(
         "smollm2_135m",
+        &["<|im_end|>"],
         &[
             WhenSystem(&[Literal("<|im_start|>system\n"), System, Literal("<|im_end|>\n")]),
             Literal("<|im_start|>user\n"),
@@ -110,6 +131,7 @@ static TEMPLATES: &[UpstreamTemplate] = &[
     ),
     text_model(
         "smollm3",
+        &["<|im_end|>"],
         &[
             WhenSystem(&[Literal("<|im_start|>system\n"), System, Literal("\n\n")]),
             Literal("<|im_start|>user\n"),
@@ -117,13 +139,16 @@ static TEMPLATES: &[UpstreamTemplate] = &[
             Literal("<|im_end|>\n<|im_start|>assistant\n"),
         ],
     ),
-    text_model("codegen", &[Prompt]),
+    text_model("codegen", &["<|endoftext|>"], &[Prompt]),
     text_model(
         "glm",
+        &["<|user|>"],
         &[Literal("<|user|>\n"), Prompt, WhenSystem(&[Literal("<|system|>\n"), System]), Literal("<|assistant|>\n")],
     ),
-    multimodal(
+    vision_model(
         "smolvlm",
+        "<image>",
+        &["<end_of_utterance>"],
         &[
             WhenSystem(&[Literal("<|start_header_id|>system<|end_header_id|>\n\n"), System, Literal("<|eot_id|>")]),
             Literal("<|im_start|>User:"),
@@ -131,8 +156,10 @@ static TEMPLATES: &[UpstreamTemplate] = &[
             Literal("<end_of_utterance>\nAssistant:"),
         ],
     ),
-    multimodal(
+    vision_model(
         "internvl3",
+        "<IMG_CONTEXT>",
+        &["<|im_end|>"],
         &[
             WhenSystem(&[Literal("<|im_start|>system<|im_end|>\n\n"), System, Literal("<|im_end|>")]),
             Literal("<|im_start|>user:\n"),
@@ -143,6 +170,8 @@ static TEMPLATES: &[UpstreamTemplate] = &[
     UpstreamTemplate {
         name: "granite_speech",
         starts_with_bos: false,
+        image_placeholder: None,
+        end_tokens: &["<|end_of_text|>"],
         default_system: Some("You are Granite, developed by IBM. You are a helpful AI assistant."),
         turn: GRANITE_TURN,
     },
@@ -162,17 +191,29 @@ impl UpstreamTemplate {
     }
 
     /// The whole conversation: every user message as a turn, every reply as it is.
-    pub(super) fn render(&self, messages: &[Message]) -> String {
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for pictures where upstream's format takes none.
+    pub(super) fn render(&self, messages: &[Message]) -> Result<String> {
         let mut system = self.default_system.unwrap_or_default().to_string();
         let mut out = String::new();
         for message in messages {
             match message.role {
-                Role::System => system = message.joined_text(),
-                Role::User | Role::Tool => write(self.turn, &system, &message.joined_text(), &mut out),
-                Role::Assistant => out.push_str(&message.joined_text()),
+                Role::System => system = self.content(message)?,
+                Role::User | Role::Tool => write(self.turn, &system, &self.content(message)?, &mut out),
+                Role::Assistant => out.push_str(&self.content(message)?),
             }
         }
-        out
+        Ok(out)
+    }
+
+    fn content(&self, message: &Message) -> Result<String> {
+        let refused = || Error::Unsupported(format!("the template upstream:{} takes no pictures", self.name));
+        let written = message.parts.iter().map(|part| match part {
+            Part::Text(text) => Ok(text.as_str()),
+            Part::Image(_) | Part::Embedding(_) => self.image_placeholder.ok_or_else(refused),
+        });
+        written.collect()
     }
 
     /// All literal text, in which control tokens are found by name.
@@ -281,8 +322,8 @@ mod tests {
         assert_eq!(cases.len(), TEMPLATES.len());
         for (name, alone, with_system) in cases {
             let template = UpstreamTemplate::find(name).unwrap();
-            assert_eq!(template.render(&[Message::user("P")]), alone, "{name}");
-            assert_eq!(template.render(&[Message::system("S"), Message::user("P")]), with_system, "{name}");
+            assert_eq!(template.render(&[Message::user("P")]).unwrap(), alone, "{name}");
+            assert_eq!(template.render(&[Message::system("S"), Message::user("P")]).unwrap(), with_system, "{name}");
         }
     }
 
@@ -291,7 +332,7 @@ mod tests {
         let template = UpstreamTemplate::find("upstream:phi_4_mini").unwrap();
         let chat = [Message::system("S"), Message::user("1"), Message::assistant("R"), Message::user("2")];
         assert_eq!(
-            template.render(&chat),
+            template.render(&chat).unwrap(),
             "<|system|>S<|end|><|user|>1<|end|><|assistant|>R<|system|>S<|end|><|user|>2<|end|><|assistant|>"
         );
     }

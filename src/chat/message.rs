@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use crate::media::{Embedding, Image};
 use crate::{Error, Result};
 
 /// Who speaks.
@@ -56,6 +58,17 @@ impl FromStr for Role {
 pub enum Part {
     /// Text. Never scanned for markers, never turned into control tokens.
     Text(String),
+    /// A picture; the model's encoder makes rows of it.
+    Image(Image),
+    /// The rows of a picture that was encoded before, or elsewhere.
+    Embedding(Arc<Embedding>),
+}
+
+impl Part {
+    /// Whether rows of an encoder take this part's place in the prompt.
+    pub fn is_image(&self) -> bool {
+        matches!(self, Part::Image(_) | Part::Embedding(_))
+    }
 }
 
 /// One message of a conversation: a role and its parts in order.
@@ -63,7 +76,7 @@ pub enum Part {
 pub struct Message {
     /// Who speaks.
     pub role: Role,
-    /// What is said; parts of text follow each other without a separator.
+    /// What is said and shown, in this order; parts of text follow each other without a separator.
     pub parts: Vec<Part>,
 }
 
@@ -88,9 +101,34 @@ impl Message {
         Message::text(Role::Assistant, text)
     }
 
+    /// A message of the person: pictures first, then text.
+    pub fn user_with_images(images: impl IntoIterator<Item = Image>, text: impl Into<String>) -> Self {
+        let mut parts: Vec<Part> = images.into_iter().map(Part::Image).collect();
+        parts.push(Part::Text(text.into()));
+        Message { role: Role::User, parts }
+    }
+
     /// All text parts joined.
     pub fn joined_text(&self) -> String {
-        self.parts.iter().map(|Part::Text(text)| text.as_str()).collect()
+        let text = |part: &Part| if let Part::Text(text) = part { text.clone() } else { String::new() };
+        self.parts.iter().map(text).collect()
+    }
+
+    /// The same message with neighbouring texts as one part.
+    pub(super) fn merged(&self) -> Self {
+        let mut parts: Vec<Part> = Vec::new();
+        for part in &self.parts {
+            match (parts.last_mut(), part) {
+                (Some(Part::Text(text)), Part::Text(more)) => text.push_str(more),
+                _ => parts.push(part.clone()),
+            }
+        }
+        Message { role: self.role, parts }
+    }
+
+    /// Whether any part is a picture.
+    pub fn has_images(&self) -> bool {
+        self.parts.iter().any(Part::is_image)
     }
 }
 

@@ -6,7 +6,9 @@
 mod compat;
 mod detokenize;
 mod escape;
+mod images;
 mod message;
+mod placeholders;
 mod prompt;
 mod special;
 mod stop;
@@ -15,7 +17,9 @@ mod tojson;
 mod tokenizer;
 
 pub use detokenize::DetokenizeStream;
+pub use images::{ImageMarkup, ImageTexts};
 pub use message::{Message, Part, Role};
+pub use placeholders::messages_with_placeholders;
 pub use prompt::{Prompt, PromptEncoder, SampledReply};
 pub use special::SpecialTokens;
 pub use stop::{StopMatcher, StopResult};

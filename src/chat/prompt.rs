@@ -2,7 +2,7 @@
 //! exactly what it sampled.
 
 use super::escape::{ControlTexts, Marks};
-use super::{ChatTemplate, EncodeOptions, Message, RenderOptions, Role, Tokenizer};
+use super::{ChatTemplate, EncodeOptions, ImageTexts, Message, Part, RenderOptions, Role, Tokenizer};
 use crate::{Error, Result};
 
 /// The ids behind an assistant message that the model itself produced.
@@ -19,8 +19,10 @@ pub struct SampledReply {
 pub struct Prompt {
     /// Token ids of the whole conversation.
     pub ids: Vec<u32>,
-    /// The same as text, as the template rendered it.
+    /// The same as text, as the template rendered it: a picture is its placeholder.
     pub text: String,
+    /// Indices into `ids` of the rows of pictures, in the order of the conversation.
+    pub image_rows: Vec<usize>,
 }
 
 /// Tokenizer and chat template of one model.
@@ -82,36 +84,100 @@ impl PromptEncoder {
     /// # Errors
     /// As [`ChatTemplate::render`].
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
-        let escaped = self.escape(messages.to_vec(), options)?;
-        Ok(escaped.marks.restore(&self.write(&escaped.messages, options)?))
+        let escaped = self.escape(messages.to_vec(), "", options)?;
+        Ok(escaped.marks.restore(&self.write(&escaped.messages, "", options)?))
     }
 
-    /// The conversation as token ids.
+    /// The conversation as token ids. [`encode_with_images`](Self::encode_with_images) without pictures.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn encode(&self, messages: &[Message], replies: &[SampledReply], options: &RenderOptions) -> Result<Prompt> {
+        self.encode_with_images(messages, replies, &ImageTexts::NONE, options)
+    }
+
+    /// The conversation as token ids. Each picture's placeholder is replaced by its text in `images`.
     ///
     /// `replies` are assistant messages that the model sampled, in order. Their text is what their ids decode to,
     /// whatever the message holds, and the ids appear unchanged in the prompt wherever the template shows a reply
     /// unmodified. Where it does not (it trims, or drops the thinking of earlier turns) its version is encoded.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a reply that is not of an assistant message or out of order; otherwise as
-    /// [`ChatTemplate::render`] and [`Tokenizer::encode`].
-    pub fn encode(&self, messages: &[Message], replies: &[SampledReply], options: &RenderOptions) -> Result<Prompt> {
+    /// [`Error::InvalidArgument`] for a reply that is not of an assistant message or out of order, for another number of
+    /// pictures than texts, or of placeholders than pictures; otherwise as [`ChatTemplate::render`] and
+    /// [`Tokenizer::encode`].
+    pub fn encode_with_images(
+        &self,
+        messages: &[Message],
+        replies: &[SampledReply],
+        images: &ImageTexts<'_>,
+        options: &RenderOptions,
+    ) -> Result<Prompt> {
+        let pictures = messages.iter().flat_map(|message| &message.parts).filter(|part| part.is_image()).count();
+        if pictures != images.texts.len() {
+            let texts = images.texts.len();
+            return Err(Error::invalid(format!(
+                "the conversation has {pictures} pictures, texts are known for {texts}"
+            )));
+        }
         let messages = self.with_sampled_text(messages, replies)?;
-        let mut escaped = self.escape(messages, options)?;
-        let rendered = self.write(&escaped.messages, options)?;
-        let segments = self.splice(&mut escaped, &rendered, replies, options)?;
-        let mut ids = Vec::new();
+        let mut escaped = self.escape(messages, images.placeholder, options)?;
+        let rendered = self.write(&escaped.messages, images.placeholder, options)?;
+        let mut segments = self.splice(&mut escaped, &rendered, replies, images.placeholder, options)?;
+        if pictures > 0 {
+            self.show_images(&mut segments, images)?;
+        }
+        let start = self.start_ids();
+        let (mut ids, mut image_rows) = (Vec::new(), Vec::new());
         for segment in segments {
             match segment {
                 Segment::Sampled(sampled) => ids.extend_from_slice(sampled),
-                Segment::Text(text) => ids.extend(self.encode_text(&text, ids.is_empty(), &escaped.marks)?),
+                Segment::Text(text) => {
+                    let written = self.encode_text(&text, ids.is_empty(), &escaped.marks)?;
+                    let is_row = |&(_, &id): &(usize, &u32)| pictures > 0 && id == images.row_id;
+                    image_rows.extend(written.iter().enumerate().filter(is_row).map(|(at, _)| ids.len() + at));
+                    ids.extend(written);
+                }
             }
         }
-        let start = self.start_ids();
         if !ids.starts_with(start) {
             ids.splice(0..0, start.iter().copied());
+            image_rows.iter_mut().for_each(|at| *at += start.len());
         }
-        Ok(Prompt { ids, text: escaped.marks.restore(&rendered) })
+        Ok(Prompt { ids, text: escaped.marks.restore(&rendered), image_rows })
+    }
+
+    /// Replaces each placeholder by the text of its picture. All placeholders in these segments are the template's own:
+    /// those in contents carry marks.
+    fn show_images(&self, segments: &mut [Segment<'_>], images: &ImageTexts<'_>) -> Result<()> {
+        let placeholder = self.placeholder(images.placeholder);
+        let mut texts = images.texts.iter();
+        let mut written = 0;
+        for segment in segments {
+            let Segment::Text(text) = segment else { continue };
+            let mut shown = String::with_capacity(text.len());
+            for (piece, part) in text.split(placeholder).enumerate() {
+                if piece > 0 {
+                    written += 1;
+                    shown.push_str(texts.next().map_or("", String::as_str));
+                }
+                shown.push_str(part);
+            }
+            *text = shown;
+        }
+        let pictures = images.texts.len();
+        if written == pictures {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the chat template wrote {written} {placeholder} placeholders for {pictures} pictures: use a template of \
+             this model that shows pictures, where they stand in these messages"
+        )))
+    }
+
+    /// What stands for a picture in rendered text.
+    fn placeholder<'p>(&self, of_the_model: &'p str) -> &'p str {
+        self.template.as_ref().and_then(ChatTemplate::image_placeholder).unwrap_or(of_the_model)
     }
 
     fn with_sampled_text(&self, messages: &[Message], replies: &[SampledReply]) -> Result<Vec<Message>> {
@@ -134,19 +200,27 @@ impl PromptEncoder {
         Ok(messages)
     }
 
-    fn escape(&self, messages: Vec<Message>, options: &RenderOptions) -> Result<Escaped> {
+    fn escape(&self, messages: Vec<Message>, placeholder: &str, options: &RenderOptions) -> Result<Escaped> {
         let source = self.template.as_ref().map(ChatTemplate::source).unwrap_or_default();
         let extra = serde_json::to_string(&options.extra).unwrap_or_default();
         let contents: Vec<String> = messages.iter().map(Message::joined_text).collect();
-        let texts = contents.iter().map(String::as_str).chain([source.as_str(), extra.as_str()]);
+        let texts = contents.iter().map(String::as_str).chain([source.as_str(), extra.as_str(), placeholder]);
         let mut marks = Marks::absent_from(texts)?;
-        let messages = messages.iter().zip(&contents).map(|(message, content)| {
-            let controls = if message.role == Role::Assistant { &self.reply_controls } else { &self.controls };
-            let escaped = controls.escape(content, &mut marks)?;
-            Ok(Message::text(message.role, self.break_other_spellings(message.role, escaped, &marks)?))
-        });
-        let messages = messages.collect::<Result<_>>()?;
-        Ok(Escaped { messages, marks })
+        let escaped = messages.iter().map(|message| self.escape_message(message, &mut marks)).collect::<Result<_>>()?;
+        Ok(Escaped { messages: escaped, marks })
+    }
+
+    /// The message with marks in its texts. Texts that will stand together are looked at together.
+    fn escape_message(&self, message: &Message, marks: &mut Marks) -> Result<Message> {
+        let controls = if message.role == Role::Assistant { &self.reply_controls } else { &self.controls };
+        let mut message = message.merged();
+        for part in &mut message.parts {
+            if let Part::Text(text) = part {
+                let escaped = controls.escape(text, marks)?;
+                *text = self.break_other_spellings(message.role, escaped, marks)?;
+            }
+        }
+        Ok(message)
     }
 
     /// A tokenizer that normalises before it looks for control tokens finds them in other spellings too (full-width
@@ -165,11 +239,15 @@ impl PromptEncoder {
         Ok(content)
     }
 
-    fn write(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
-        match &self.template {
-            Some(template) => template.render(messages, options),
-            None => Ok(messages.iter().map(Message::joined_text).collect()),
+    fn write(&self, messages: &[Message], placeholder: &str, options: &RenderOptions) -> Result<String> {
+        if let Some(template) = &self.template {
+            return template.render(messages, options);
         }
+        let written = messages.iter().flat_map(|message| &message.parts).map(|part| match part {
+            Part::Text(text) => text.as_str(),
+            Part::Image(_) | Part::Embedding(_) => placeholder,
+        });
+        Ok(written.collect())
     }
 
     /// Cuts the rendered conversation where sampled ids replace text.
@@ -178,20 +256,21 @@ impl PromptEncoder {
         escaped: &mut Escaped,
         rendered: &str,
         replies: &'a [SampledReply],
+        placeholder: &str,
         options: &RenderOptions,
     ) -> Result<Vec<Segment<'a>>> {
         let all: Vec<&SampledReply> = replies.iter().collect();
-        if let Some(segments) = self.try_splice(escaped, rendered, &all, options)? {
+        if let Some(segments) = self.try_splice(escaped, rendered, &all, placeholder, options)? {
             return Ok(segments);
         }
         // The template modifies some reply. The others are still spliced.
         let mut unmodified = Vec::new();
         for reply in replies {
-            if self.try_splice(escaped, rendered, &[reply], options)?.is_some() {
+            if self.try_splice(escaped, rendered, &[reply], placeholder, options)?.is_some() {
                 unmodified.push(reply);
             }
         }
-        let segments = self.try_splice(escaped, rendered, &unmodified, options)?;
+        let segments = self.try_splice(escaped, rendered, &unmodified, placeholder, options)?;
         Ok(segments.unwrap_or_else(|| vec![Segment::Text(rendered.to_string())]))
     }
 
@@ -202,6 +281,7 @@ impl PromptEncoder {
         escaped: &mut Escaped,
         rendered: &str,
         replies: &[&'a SampledReply],
+        placeholder: &str,
         options: &RenderOptions,
     ) -> Result<Option<Vec<Segment<'a>>>> {
         let mut messages = escaped.messages.clone();
@@ -214,7 +294,7 @@ impl PromptEncoder {
             fences.push((open, close, fenced));
         }
         // A template may refuse a reply that begins differently; then it does not show it unmodified.
-        let Ok(marked) = self.write(&messages, options) else { return Ok(None) };
+        let Ok(marked) = self.write(&messages, placeholder, options) else { return Ok(None) };
         let is_fence = |character| fences.iter().any(|&(open, close, _)| character == open || character == close);
         if marked.chars().filter(|&character| !is_fence(character)).ne(rendered.chars()) {
             return Ok(None);

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::compat::UpstreamTemplate;
 use super::tojson::tojson;
-use super::{Message, SpecialTokens};
+use super::{Message, Part, SpecialTokens};
 use crate::{Error, Result};
 
 /// The name errors give a template.
@@ -67,7 +67,7 @@ struct Jinja {
     content: ContentForm,
 }
 
-/// What a template expects in `message['content']` for text alone.
+/// What a template expects in `message['content']` of a message without pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentForm {
     Text,
@@ -114,7 +114,7 @@ impl ChatTemplate {
     /// or does not end.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         match &self.kind {
-            Kind::Upstream(template) => Ok(template.render(messages)),
+            Kind::Upstream(template) => template.render(messages),
             Kind::Jinja(jinja) => {
                 let messages: Vec<Json> = messages.iter().map(|message| message_json(message, jinja.content)).collect();
                 jinja.render(&messages, options)
@@ -141,6 +141,22 @@ impl ChatTemplate {
         match &self.kind {
             Kind::Jinja(jinja) => jinja.source.clone(),
             Kind::Upstream(template) => template.literals(),
+        }
+    }
+
+    /// What the template writes where a picture stands, if it does not follow the model's own markup.
+    pub(super) fn image_placeholder(&self) -> Option<&'static str> {
+        match &self.kind {
+            Kind::Upstream(template) => template.image_placeholder,
+            Kind::Jinja(_) => None,
+        }
+    }
+
+    /// Texts of the tokens that end a reply under this template, beyond those the checkpoint declares.
+    pub fn end_tokens(&self) -> &'static [&'static str] {
+        match &self.kind {
+            Kind::Upstream(template) => template.end_tokens,
+            Kind::Jinja(_) => &[],
         }
     }
 
@@ -249,14 +265,23 @@ fn special_variables(special: &SpecialTokens) -> Map<String, Json> {
 }
 
 fn message_json(message: &Message, form: ContentForm) -> Json {
-    let content = match form {
-        ContentForm::Text => Json::from(message.joined_text()),
-        ContentForm::Parts => {
-            let parts = message.parts.iter().map(|super::Part::Text(text)| json!({"type": "text", "text": text}));
-            parts.collect()
-        }
+    let content = if form == ContentForm::Parts || message.has_images() {
+        typed_parts(message).into()
+    } else {
+        Json::from(message.joined_text())
     };
     json!({"role": message.role.as_str(), "content": content})
+}
+
+/// `{"type": "text", …}` and `{"type": "image"}` in order. Neighbouring texts are one part, as if they had been written
+/// together.
+fn typed_parts(message: &Message) -> Vec<Json> {
+    let parts = message.merged().parts;
+    let typed = parts.iter().map(|part| match part {
+        Part::Text(text) => json!({"type": "text", "text": text}),
+        Part::Image(_) | Part::Embedding(_) => json!({"type": "image"}),
+    });
+    typed.collect()
 }
 
 fn to_jinja(value: &Json) -> Value {

@@ -1,21 +1,25 @@
-//! `etgenai chat`: a conversation, typed at a terminal, read from a pipe or given as `--prompt`s.
+//! `etgenai chat`: a conversation, typed at a terminal, read from a pipe or given as `--prompt`s, with pictures where the
+//! model takes them.
 
 use super::interrupt;
 use super::output::{print_json, print_line, print_piece};
 use super::{Failure, Outcome, complain, positive};
+use clap::ValueEnum;
 use etgenai::Error;
-use etgenai::chat::{Message, Role};
+use etgenai::chat::{Message, messages_with_placeholders};
+use etgenai::media::{DecodeOptions, Image, Tiling};
 use etgenai::runner::{
     Event, Flow, GenerateOptions, Runner, RunnerOptions, SamplingOptions, StopReason, TotalStats, TurnResult, TurnStats,
 };
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const COMMANDS: &str = "\
 /reset          forget the conversation
 /rewind [N]     take back the last N turns (1 without N)
 /stats          times and token rates of the last turn and in total
+/image FILE     show a picture with the next message
 /help           this list
 /quit           end, as Ctrl-D does
 Ctrl-C cancels the reply; where there is none, it ends the chat.";
@@ -29,6 +33,16 @@ pub struct Args {
     /// line
     #[arg(long = "prompt", value_name = "TEXT")]
     prompts: Vec<String>,
+    /// A picture (JPEG, PNG, WebP, BMP or GIF); may be given several times. Pictures go to the `<image>` placeholders of
+    /// the prompts in order, or all in front of the first prompt if there is no placeholder
+    #[arg(long = "image", value_name = "FILE")]
+    images: Vec<PathBuf>,
+    /// How pictures are cut into tiles
+    #[arg(long, value_enum, default_value_t = Cut::Checkpoint)]
+    image_tiling: Cut,
+    /// Encode a picture anew each time it is shown
+    #[arg(long)]
+    no_image_cache: bool,
     /// System message at the start of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -69,11 +83,14 @@ pub struct Args {
 
 impl Args {
     fn runner_options(&self) -> RunnerOptions {
+        let options = RunnerOptions::default();
         RunnerOptions {
             threads: self.threads,
             template: self.template.clone(),
             system_prompt: self.system.clone(),
-            ..RunnerOptions::default()
+            image_tiling: self.image_tiling.into(),
+            image_cache_bytes: if self.no_image_cache { 0 } else { options.image_cache_bytes },
+            ..options
         }
     }
 
@@ -95,19 +112,78 @@ impl Args {
     }
 }
 
+/// `--image-tiling`.
+#[derive(Clone, Copy, ValueEnum)]
+enum Cut {
+    /// As the checkpoint's preprocessor configuration says
+    Checkpoint,
+    /// Into tiles and an overview
+    Split,
+    /// Not at all, as Hugging Face prepares an uncut picture
+    Whole,
+    /// One tile, stretched to the encoder's square as upstream's runners do
+    Single,
+}
+
+impl From<Cut> for Tiling {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::Checkpoint => Self::Checkpoint,
+            Cut::Split => Self::Split,
+            Cut::Whole => Self::Whole,
+            Cut::Single => Self::Single,
+        }
+    }
+}
+
 /// Run `etgenai chat`.
 pub fn run(args: &Args, json: bool) -> Outcome {
     let options = args.generate_options();
     options.validate().map_err(Failure::Usage)?;
+    let images = args.images.iter().map(|path| open_image(path)).collect::<etgenai::Result<Vec<_>>>()?;
     let runner = Runner::open(&args.dir, &args.runner_options())?;
     let mut session = Session { runner, options, stream: !json, stats: args.stats };
     if !args.prompts.is_empty() {
-        play(&mut session, args.prompts.iter().map(|prompt| Ok(prompt.clone())), json)
+        let turns = turns_of(&args.prompts, images, &session.runner)?;
+        play(&mut session, turns.into_iter().map(Ok), json)
     } else if io::stdin().is_terminal() && !json {
-        converse(&mut session)
+        converse(&mut session, images)
+    } else if images.is_empty() {
+        play(&mut session, prompts_in(io::stdin().lock()).map(|line| line.map(Turn::plain)), json)
     } else {
-        play(&mut session, prompts_in(io::stdin().lock()), json)
+        // Which picture belongs to which line is known only when all lines are.
+        let prompts = prompts_in(io::stdin().lock()).collect::<io::Result<Vec<_>>>()?;
+        let turns = turns_of(&prompts, images, &session.runner)?;
+        play(&mut session, turns.into_iter().map(Ok), json)
     }
+}
+
+/// Read and decode a picture.
+fn open_image(path: &Path) -> etgenai::Result<Image> {
+    Image::open(path, &DecodeOptions::default())
+}
+
+/// A turn that is known beforehand.
+struct Turn {
+    /// As it was given.
+    prompt: String,
+    message: Message,
+}
+
+impl Turn {
+    fn plain(prompt: String) -> Self {
+        Self { message: Message::user(&prompt), prompt }
+    }
+}
+
+/// Hand the pictures to the placeholders of the prompts. Where the model takes no pictures and none are given, prompts
+/// are plain text.
+fn turns_of(prompts: &[String], images: Vec<Image>, runner: &Runner) -> etgenai::Result<Vec<Turn>> {
+    if images.is_empty() && !runner.takes_images() {
+        return Ok(prompts.iter().cloned().map(Turn::plain).collect());
+    }
+    let messages = messages_with_placeholders(prompts, images)?;
+    Ok(prompts.iter().zip(messages).map(|(prompt, message)| Turn { prompt: prompt.clone(), message }).collect())
 }
 
 /// The lines of a pipe, empty ones left out.
@@ -127,7 +203,7 @@ struct Session {
 
 impl Session {
     /// One turn. Ctrl-C cancels it; the result says so.
-    fn say(&mut self, prompt: &str) -> Result<TurnResult, Failure> {
+    fn say(&mut self, message: Message) -> Result<TurnResult, Failure> {
         let cancel = self.runner.cancel_handle();
         let scope = interrupt::cancels_with({
             let cancel = cancel.clone();
@@ -135,13 +211,15 @@ impl Session {
         });
         let stream = self.stream;
         let mut printed = Ok(());
+        let mut at_start = true;
         let mut on_event = |event: Event<'_>| {
             if let (true, Event::Text(text)) = (stream, event) {
-                printed = print_piece(text);
+                // Templates that end in "Assistant:" leave the space behind it to the model.
+                printed = print_piece(if at_start { text.trim_start_matches(' ') } else { text });
+                at_start = false;
             }
             if printed.is_ok() { Flow::Continue } else { Flow::Stop }
         };
-        let message = Message::text(Role::User, prompt);
         let result = self.runner.generate(&[message], &self.options, &mut on_event);
         drop(scope);
         // A Ctrl-C that came too late for this turn must not cancel the next one.
@@ -159,16 +237,16 @@ impl Session {
 }
 
 /// Turns that are known beforehand. The first error or Ctrl-C ends them.
-fn play(session: &mut Session, prompts: impl Iterator<Item = io::Result<String>>, json: bool) -> Outcome {
+fn play(session: &mut Session, given: impl Iterator<Item = io::Result<Turn>>, json: bool) -> Outcome {
     let show_prompts = !json && io::stdout().is_terminal();
     let mut turns = Vec::new();
     let mut cancelled = false;
-    for prompt in prompts {
-        let prompt = prompt?;
+    for turn in given {
+        let Turn { prompt, message } = turn?;
         if show_prompts {
             print_line(&format!("> {prompt}"))?;
         }
-        let turn = session.say(&prompt)?;
+        let turn = session.say(message)?;
         cancelled = turn.stop_reason == StopReason::Cancelled;
         turns.push(turn_json(&prompt, &turn));
         if cancelled {
@@ -213,6 +291,8 @@ enum Input<'a> {
     /// Take back this many turns.
     Rewind(usize),
     Stats,
+    /// A picture for the next message.
+    Image(&'a str),
     Help,
     Quit,
     /// A slash and something that is no command, or a command with a wrong argument.
@@ -231,6 +311,7 @@ impl<'a> Input<'a> {
             (Some("/rewind"), None, _) => Self::Rewind(1),
             (Some("/rewind"), Some(count), None) => count.parse().map_or(Self::Unknown(line), Self::Rewind),
             (Some("/stats"), None, _) => Self::Stats,
+            (Some("/image"), Some(_), _) => Self::Image(line.trim_start_matches("/image").trim_start()),
             (Some("/help"), None, _) => Self::Help,
             (Some("/quit"), None, _) => Self::Quit,
             _ => Self::Unknown(line),
@@ -239,7 +320,9 @@ impl<'a> Input<'a> {
 }
 
 /// A conversation typed at a terminal. An error ends the turn, not the chat.
-fn converse(session: &mut Session) -> Outcome {
+///
+/// Text typed here is never searched for placeholders: pictures stand in front of it.
+fn converse(session: &mut Session, mut images: Vec<Image>) -> Outcome {
     print_line(&format!(
         "{}. Type a message; /help lists the commands.",
         session.runner.decoder().component().description()
@@ -269,7 +352,14 @@ fn converse(session: &mut Session) -> Outcome {
                     Err(error) => complain(&format!("error: {error}")),
                 }
             }
-            Input::Prompt(prompt) => match session.say(prompt) {
+            Input::Image(file) => match open_image(Path::new(file)) {
+                Ok(image) => {
+                    print_line(&format!("({} x {}, goes with the next message)", image.width(), image.height()))?;
+                    images.push(image);
+                }
+                Err(error) => complain(&format!("error: {error}")),
+            },
+            Input::Prompt(prompt) => match session.say(Message::user_with_images(images.drain(..), prompt)) {
                 Ok(turn) => last = remark(turn)?,
                 Err(Failure::Library(error)) => complain(&format!("error: {error}")),
                 Err(failure) => return Err(failure),
@@ -315,13 +405,14 @@ mod tests {
         assert_eq!(Input::parse("/rewind"), Input::Rewind(1));
         assert_eq!(Input::parse("/rewind 3"), Input::Rewind(3));
         assert_eq!(Input::parse("/stats"), Input::Stats);
+        assert_eq!(Input::parse("/image my cat.png\n"), Input::Image("my cat.png"));
         assert_eq!(Input::parse("/help"), Input::Help);
         assert_eq!(Input::parse("/quit"), Input::Quit);
     }
 
     #[test]
     fn wrong_commands_are_not_taken_for_prompts() {
-        for line in ["/rewind x", "/rewind -1", "/rewind 1 2", "/reset now", "/unknown", "/"] {
+        for line in ["/rewind x", "/rewind -1", "/rewind 1 2", "/reset now", "/unknown", "/image", "/"] {
             assert_eq!(Input::parse(line), Input::Unknown(line), "{line}");
         }
     }

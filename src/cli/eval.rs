@@ -1,9 +1,11 @@
-//! `etgenai eval`: perplexity on a text, by the protocol of [`etgenai::runner::perplexity`].
+//! `etgenai eval`: perplexity on a text, by the protocol of [`etgenai::runner::perplexity`]; with `--suite`, questions about
+//! pictures.
 
 use super::interrupt;
 use super::output::{print_fields, print_json};
 use super::progress::Progress;
-use super::{Outcome, positive};
+use super::{Failure, Outcome, positive, suite};
+use clap::ValueEnum;
 use etgenai::Error;
 use etgenai::chat::EncodeOptions;
 use etgenai::runner::{EvalOptions, Flow, Perplexity, Runner, RunnerOptions};
@@ -14,11 +16,18 @@ use std::time::Instant;
 /// Arguments of `eval`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Directory written by `etgenai compile`
-    dir: PathBuf,
+    /// Directory written by `etgenai compile`; with `--suite`, the model that ships inside this command if left out
+    #[arg(required_unless_present = "suite")]
+    dir: Option<PathBuf>,
     /// UTF-8 text to score
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "suite", conflicts_with = "suite")]
+    text: Option<PathBuf>,
+    /// Ask the questions of a suite instead
+    #[arg(long, value_enum)]
+    suite: Option<Suite>,
+    /// easy-VQA's folder `easy_vqa/data`, for the suite
+    #[arg(long, value_name = "DIR", default_value = suite::DEFAULT_DATA)]
+    data: PathBuf,
     /// Tokens of a window. Each window starts with an empty context; its first token is not scored
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_two)]
     window: usize,
@@ -30,6 +39,13 @@ pub struct Args {
     threads: Option<usize>,
 }
 
+/// `--suite`.
+#[derive(Clone, Copy, ValueEnum)]
+enum Suite {
+    /// Coloured shapes: easy-VQA's test questions, and conversations about several of its test pictures
+    Demo,
+}
+
 fn at_least_two(text: &str) -> Result<usize, String> {
     match positive(text)? {
         1 => Err("must be 2 or more: the first token of a window is not scored".into()),
@@ -39,8 +55,14 @@ fn at_least_two(text: &str) -> Result<usize, String> {
 
 /// Run `etgenai eval`.
 pub fn run(args: &Args, json: bool) -> Outcome {
-    let text = read_text(&args.text)?;
-    let mut runner = Runner::open(&args.dir, &RunnerOptions { threads: args.threads, ..RunnerOptions::default() })?;
+    if let Some(Suite::Demo) = args.suite {
+        return suite::run(args.dir.as_deref(), &args.data, args.threads, json);
+    }
+    let (Some(dir), Some(text)) = (&args.dir, &args.text) else {
+        return Err(Failure::Usage(Error::invalid("a directory and --text FILE are needed, or --suite demo")));
+    };
+    let text = read_text(text)?;
+    let mut runner = Runner::open(dir, &RunnerOptions { threads: args.threads, ..RunnerOptions::default() })?;
     let tokens = runner.tokenizer().encode(&text, EncodeOptions { add_bos: false, parse_special: false })?;
 
     let start = Instant::now();

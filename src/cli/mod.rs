@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod compile;
+mod demo;
 mod eval;
 mod inspect;
 mod interrupt;
@@ -10,6 +11,8 @@ mod machine;
 mod models;
 mod output;
 mod progress;
+mod suite;
+mod terminal;
 
 use clap::{Parser, Subcommand};
 use etgenai::Error;
@@ -42,7 +45,9 @@ enum Command {
     Compile(compile::Args),
     /// Talk with a compiled model
     Chat(chat::Args),
-    /// Measure the perplexity of a compiled model on a text
+    /// Compile the model that ships inside this command and play a conversation about three pictures
+    Demo(demo::Args),
+    /// Measure the perplexity of a compiled model on a text, or how well it sees
     Eval(eval::Args),
     /// Measure the speed and memory of a compiled model
     Bench(bench::Args),
@@ -82,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(command) => inspect::run(&command, args.json),
         Command::Compile(command) => compile::run(&command, args.json),
         Command::Chat(command) => chat::run(&command, args.json),
+        Command::Demo(command) => demo::run(&command, args.json),
         Command::Eval(command) => eval::run(&command, args.json),
         Command::Bench(command) => bench::run(&command, args.json),
     };

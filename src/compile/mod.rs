@@ -15,12 +15,15 @@ mod recompile;
 mod storage;
 
 use crate::artefact::{
-    ArtefactWriter, Component, ComponentEntry, FormatSummary, GenerationDefaults, Manifest, SCHEMA_VERSION,
+    ArtefactWriter, Component, ComponentEntry, FormatSummary, GenerationDefaults, ImageSection, Manifest,
+    SCHEMA_VERSION,
 };
+use crate::chat::ImageMarkup;
 use crate::checkpoint::Checkpoint;
 use crate::engine::cpu::pool::{Pool, physical_cores};
 use crate::error::{Error, Result};
-use crate::registry::{self, ModelSpec, PositionRule, RegistryEntry, Runnable};
+use crate::media::{ImageFamily, ImageProcessor};
+use crate::registry::{self, ModelSpec, PositionRule, RegistryEntry, Runnable, VisionSpec, VisionTower};
 use components::{PlannedComponent, plan_components};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -141,7 +144,7 @@ pub fn compile_checkpoint(
         directory.write_file(TEMPLATE_FILE, template.as_bytes())?;
     }
     let mut report = CompileReport::new(&spec, options, sizes, &components, &entries);
-    let manifest = describe(checkpoint, spec, sizes, entries);
+    let manifest = describe(checkpoint, spec, sizes, entries)?;
     step(progress, Stage::Finish, crate::artefact::MANIFEST_FILE, total, total)?;
     directory.publish(&manifest)?;
     report.seconds = start.elapsed().as_secs_f64();
@@ -252,9 +255,10 @@ fn describe(
     model: ModelSpec,
     (context_capacity, prefill_ar): (usize, usize),
     components: BTreeMap<String, ComponentEntry>,
-) -> Manifest {
+) -> Result<Manifest> {
     let (format, generator) = Manifest::identity();
-    Manifest {
+    let image = model.vision.as_ref().map(|vision| image_section(checkpoint, vision)).transpose()?;
+    Ok(Manifest {
         format,
         schema_version: SCHEMA_VERSION,
         generator,
@@ -266,7 +270,19 @@ fn describe(
         chat_template: checkpoint.chat_template().map(|_| TEMPLATE_FILE.into()),
         special_tokens: checkpoint.special_tokens().clone(),
         generation: checkpoint.generation_config().map(GenerationDefaults::from_config).unwrap_or_default(),
-    }
+        image,
+    })
+}
+
+/// How the checkpoint wants pictures prepared and written.
+fn image_section(checkpoint: &Checkpoint, vision: &VisionSpec) -> Result<ImageSection> {
+    let (family, markup) = match vision.tower {
+        VisionTower::Siglip => (ImageFamily::SmolVlm, ImageMarkup::smol_vlm()),
+        VisionTower::InternVit => (ImageFamily::InternVl, ImageMarkup::intern_vl()),
+    };
+    let (preprocessor, processor) = (checkpoint.preprocessor_config(), checkpoint.processor_config());
+    let processor = ImageProcessor::from_config(family, preprocessor, processor, vision.image_size)?;
+    Ok(ImageSection { processor, markup })
 }
 
 /// Report progress; an error if the caller wants to stop.

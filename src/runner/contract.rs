@@ -45,8 +45,10 @@ pub struct StepGraph {
     pub ar: usize,
     /// C = CL - AR: cache slots it sees.
     pub cache_slots: usize,
-    /// Token ids, i32 or i64 `[1, AR]`.
-    pub tokens: TensorInfo,
+    /// What input 0 is.
+    pub takes: StepInput,
+    /// Input 0: token ids, i32 or i64 `[1, AR]`, or hidden states, f32 `[1, AR, E]`.
+    pub input: TensorInfo,
     /// Mask of full-attention layers.
     pub mask: TensorInfo,
     /// Mask of sliding layers.
@@ -59,12 +61,20 @@ pub struct StepGraph {
     pub outputs: Vec<TensorInfo>,
 }
 
+/// What a graph is fed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepInput {
+    /// Token ids.
+    Tokens,
+    /// Rows of a token embedding or of an encoder.
+    HiddenStates,
+}
+
 impl DecoderContract {
     /// Derive the contract from the graphs of a component.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for decoders of a kind this runner cannot drive (embedding input, no KV cache, quantized
-    /// logits); [`Error::InvalidArgument`] for graphs that break the contract or disagree. Both name graph and tensor.
+    /// [`Error::Unsupported`] for decoders of a kind this runner cannot drive (no KV cache, quantized logits); [`Error::InvalidArgument`] for graphs that break the contract or disagree. Both name graph and tensor.
     pub fn from_graphs(signatures: &[GraphSignature]) -> Result<Self> {
         let mut graphs = Vec::new();
         for (index, signature) in signatures.iter().enumerate() {
@@ -81,6 +91,12 @@ impl DecoderContract {
         Ok(Self { graphs, ..contract })
     }
 
+    /// E, if the graphs take hidden states.
+    pub fn hidden_size(&self) -> Option<usize> {
+        let input = self.graphs.iter().find(|graph| graph.takes == StepInput::HiddenStates)?;
+        input.input.shape.last().copied()
+    }
+
     /// Number of tokens the KV cache can hold: what the graph with the smallest block sees.
     pub fn cache_slots(&self) -> usize {
         self.graphs.iter().map(|graph| graph.cache_slots).max().unwrap_or(0)
@@ -93,7 +109,12 @@ impl DecoderContract {
     }
 
     fn check_agrees(&self, first: &StepGraph, other: &Self, graph: &StepGraph) -> Result<()> {
+        let width = |graph: &StepGraph| match graph.takes {
+            StepInput::Tokens => "token ids".into(),
+            StepInput::HiddenStates => format!("hidden states of {}", graph.input.shape.last().unwrap_or(&0)),
+        };
         let differing = [
+            ("first input", width(first), width(graph)),
             ("context length", self.context_length.to_string(), other.context_length.to_string()),
             ("vocabulary", self.vocabulary.to_string(), other.vocabulary.to_string()),
             ("KV element type", self.kv_dtype.name().into(), other.kv_dtype.name().into()),
@@ -142,10 +163,10 @@ impl<'a> Reader<'a> {
     }
 
     fn read(&self) -> Result<StepGraph> {
-        let tokens = self.input(0, "tokens")?;
+        let input = self.input(0, "tokens or hidden states")?;
         let mask = self.input(1, "attention mask")?;
         let (ar, context) = self.block_and_context(mask)?;
-        self.check_tokens(tokens, ar)?;
+        let takes = self.check_first_input(input, ar)?;
         let second = self.input(2, "positions")?;
         let window_mask = (second.dtype == mask.dtype && second.shape == mask.shape).then_some(second);
         let first_cache = if window_mask.is_some() { 4 } else { 3 };
@@ -159,7 +180,8 @@ impl<'a> Reader<'a> {
             name: self.signature.name.clone(),
             ar,
             cache_slots,
-            tokens: tokens.clone(),
+            takes,
+            input: input.clone(),
             mask: mask.clone(),
             window_mask: window_mask.cloned(),
             positions: positions.clone(),
@@ -188,15 +210,15 @@ impl<'a> Reader<'a> {
         Ok((ar, context))
     }
 
-    fn check_tokens(&self, tokens: &TensorInfo, ar: usize) -> Result<()> {
-        if tokens.dtype == DType::F32 && tokens.shape.len() == 3 {
-            return Err(Error::Unsupported(format!(
-                "graph {}: input {} takes embeddings {:?}, not token ids: this runner drives text decoders only",
-                self.signature.name, tokens.name, tokens.shape
-            )));
+    fn check_first_input(&self, input: &TensorInfo, ar: usize) -> Result<StepInput> {
+        if input.dtype == DType::F32 {
+            let width = input.shape.last().copied().filter(|&width| width > 0).unwrap_or(1);
+            self.expect(input, DType::F32, &[1, ar, width])?;
+            return Ok(StepInput::HiddenStates);
         }
-        let dtype = if tokens.dtype == DType::I64 { DType::I64 } else { DType::I32 };
-        self.expect(tokens, dtype, &[1, ar])
+        let dtype = if input.dtype == DType::I64 { DType::I64 } else { DType::I32 };
+        self.expect(input, dtype, &[1, ar])?;
+        Ok(StepInput::Tokens)
     }
 
     fn check_kv(&self, caches: &[TensorInfo], ar: usize, slots: usize) -> Result<()> {
@@ -305,6 +327,18 @@ mod tests {
     }
 
     #[test]
+    fn decoders_may_take_hidden_states() {
+        let graphs = [("kv_forward", 1), ("prefill_forward", 4)].map(|(name, ar)| {
+            let mut graph = graph(name, ar);
+            graph.inputs[0] = info("hidden_states", DType::F32, &[1, ar, 8]);
+            graph
+        });
+        let contract = DecoderContract::from_graphs(&graphs).expect("valid");
+        assert_eq!(contract.hidden_size(), Some(8));
+        assert!(contract.graphs.iter().all(|graph| graph.takes == StepInput::HiddenStates));
+    }
+
+    #[test]
     fn gemma4_layers_may_differ_in_width() {
         let mut wide = graph("kv_forward", 1);
         wide.inputs.insert(4, info("k_cache_1", DType::F32, &[1, 1, 8, 15]));
@@ -339,7 +373,11 @@ mod tests {
         has(refusal(|g| g.outputs[2].shape[2] = 5), &["v_out_0"]);
         has(refusal(|g| g.outputs[0].dtype = DType::U16), &["logits logits are u16"]);
         has(refusal(|g| drop(g.inputs.pop())), &["1 KV caches in"]);
-        has(refusal(|g| g.inputs[0] = info("hidden", DType::F32, &[1, 4, 8])), &["takes embeddings"]);
+        has(
+            refusal(|g| g.inputs[0] = info("hidden_states", DType::F32, &[1, 4, 8])),
+            &["disagree on the first input: token ids and hidden states of 8"],
+        );
+        has(refusal(|g| g.inputs[0] = info("hidden_states", DType::F32, &[1, 3, 8])), &["hidden_states", "[1, 4, 8]"]);
         has(refusal(|g| g.inputs[1].shape = vec![1, 1, 16, 16]), &["no KV cache"]);
         assert!(DecoderContract::from_graphs(&[]).is_err());
     }

@@ -1,5 +1,6 @@
 //! The history of a conversation: messages, the replies as they were sampled, and what each turn left behind.
 
+use super::sequence::Sequence;
 use crate::chat::{Message, Role, SampledReply};
 use crate::error::{Error, Result};
 
@@ -8,19 +9,19 @@ use crate::error::{Error, Result};
 pub(super) struct Conversation {
     system_prompt: Option<String>,
     turns: Vec<Turn>,
-    /// Tokens the history consists of now; raw tokens of single steps included.
-    tokens: Vec<u32>,
+    /// What the history consists of now; raw tokens of single steps included.
+    tokens: Sequence,
 }
 
 /// One finished turn.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// What the caller said.
+    /// What the caller said; of pictures only the encoded rows are kept.
     pub messages: Vec<Message>,
     /// What was answered.
     pub reply: Reply,
-    /// The tokens of the whole history when the turn ended, the last sampled one included.
-    pub tokens: Vec<u32>,
+    /// The whole history when the turn ended, the last sampled token included.
+    pub tokens: Sequence,
 }
 
 /// A reply of the model.
@@ -47,12 +48,12 @@ impl Conversation {
         self.turns.len()
     }
 
-    pub fn tokens(&self) -> &[u32] {
+    pub fn tokens(&self) -> &Sequence {
         &self.tokens
     }
 
     /// Replace the tokens without a turn (single steps).
-    pub fn set_tokens(&mut self, tokens: Vec<u32>) {
+    pub fn set_tokens(&mut self, tokens: Sequence) {
         self.tokens = tokens;
     }
 
@@ -92,11 +93,6 @@ impl Conversation {
     }
 }
 
-/// Length of the common beginning of two token sequences.
-pub(super) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +101,7 @@ mod tests {
         Turn {
             messages: vec![Message::user(question)],
             reply: Reply { text: answer.into(), tokens: Some(vec![1, 2]) },
-            tokens: tokens.to_vec(),
+            tokens: Sequence::from_ids(tokens.to_vec()),
         }
     }
 
@@ -133,7 +129,7 @@ mod tests {
         conversation.push(turn("r", "b", &[1, 2, 3, 4, 5]));
         assert!(conversation.rewind(3).is_err());
         conversation.rewind(1).expect("one turn");
-        assert_eq!((conversation.turn_count(), conversation.tokens()), (1, &[1, 2, 3][..]));
+        assert_eq!((conversation.turn_count(), conversation.tokens().ids()), (1, &[1, 2, 3][..]));
         conversation.rewind(0).expect("none");
         assert!(conversation.tokens().is_empty());
     }

@@ -3,11 +3,15 @@
 use super::conversation::Turn;
 use super::event::{Event, Flow, StopReason, TurnResult};
 use super::options::GenerateOptions;
+use super::pictures::Draft;
 use super::reply::{Writer, interruption};
-use super::session::Runner;
+use super::sequence::Sequence;
+use super::session::{Runner, of_new_messages};
 use super::stats::{Moments, TurnStats};
 use crate::chat::{EncodeOptions, Message};
 use crate::error::{Error, Result};
+use crate::media::Embedding;
+use std::sync::Arc;
 
 /// The caller's callback.
 pub(super) type OnEvent<'a> = dyn FnMut(Event<'_>) -> Flow + 'a;
@@ -59,32 +63,70 @@ impl Runner {
             return Err(Error::invalid("there are no messages to answer"));
         }
         let mut writer = Writer::new(self.tokenizer(), options)?;
-        let mut tokens = self.encode(messages)?;
-        self.check_fits(&tokens)?;
-        writer.stats.prompt_tokens = tokens.len();
+        let draft = self.draft(messages)?;
+        self.check_fits(&draft)?;
+        writer.stats.prompt_tokens = draft.prompt.ids.len();
+        writer.stats.images = draft.pictures.len();
         writer.stats.encode_ms = self.clock.ms() - timing.started;
-        let stopped = match echo(messages, options, on_event) {
-            Flow::Continue => self.read_prompt(&tokens, &mut writer.stats, &mut timing, on_event)?,
-            Flow::Stop => Some(StopReason::Callback),
-        };
-        let reason = match stopped {
-            Some(reason) => reason,
-            None => {
-                let prompt_length = tokens.len();
-                let reason = self.write_reply(&mut tokens, &mut writer, options, &mut timing, on_event)?;
-                self.remember(messages, &writer, reason, tokens, prompt_length)?;
-                reason
-            }
+        let reason = match echo(messages, options, on_event) {
+            Flow::Continue => self.answer(messages, draft, &mut writer, options, &mut timing, on_event)?,
+            Flow::Stop => StopReason::Callback,
         };
         timing.fill(self, &mut writer.stats);
         self.stats.add(&writer.stats);
         Ok(writer.into_result(reason))
     }
 
+    /// Look at the pictures, read the prompt, write the reply and remember both.
+    fn answer(
+        &mut self,
+        messages: &[Message],
+        draft: Draft,
+        writer: &mut Writer,
+        options: &GenerateOptions,
+        timing: &mut Timing,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<StopReason> {
+        let embeddings = match self.see(&draft, &mut writer.stats, on_event)? {
+            Ok(embeddings) => embeddings,
+            Err(reason) => return Ok(reason),
+        };
+        let mut tokens = draft.with_rows(&embeddings);
+        if let Some(reason) = self.read_prompt(&tokens, &mut writer.stats, timing, on_event)? {
+            return Ok(reason);
+        }
+        let prompt_length = tokens.len();
+        let reason = self.write_reply(&mut tokens, writer, options, timing, on_event)?;
+        let messages = Self::with_rows(messages, of_new_messages(messages, &embeddings));
+        self.remember(messages, writer, reason, tokens, prompt_length)?;
+        Ok(reason)
+    }
+
+    /// The rows of the prompt's pictures, or why looking at them was cut short.
+    fn see(
+        &mut self,
+        draft: &Draft,
+        stats: &mut TurnStats,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<std::result::Result<Vec<Arc<Embedding>>, StopReason>> {
+        let cancel = self.cancel.clone();
+        let mut stopped = None;
+        let seen = self.look_at(&draft.pictures, &mut |done, total| {
+            stopped = interruption(&cancel, on_event(Event::Images { done, total }));
+            if stopped.is_some() { Flow::Stop } else { Flow::Continue }
+        })?;
+        let Some((embeddings, seen)) = seen else {
+            return Ok(Err(stopped.unwrap_or(StopReason::Callback)));
+        };
+        stats.encoded_images = seen.encoded;
+        (stats.image_preprocess_ms, stats.image_encode_ms) = (seen.preprocess_ms, seen.encoder_ms);
+        Ok(Ok(embeddings))
+    }
+
     /// Bring the prompt into the KV cache. Gives a reason if that was cut short.
     fn read_prompt(
         &mut self,
-        prompt: &[u32],
+        prompt: &Sequence,
         stats: &mut TurnStats,
         timing: &mut Timing,
         on_event: &mut OnEvent<'_>,
@@ -108,14 +150,14 @@ impl Runner {
     /// Sample and decode until something ends the reply. `tokens` is the prompt and grows by every sampled token.
     fn write_reply(
         &mut self,
-        tokens: &mut Vec<u32>,
+        tokens: &mut Sequence,
         writer: &mut Writer,
         options: &GenerateOptions,
         timing: &mut Timing,
         on_event: &mut OnEvent<'_>,
     ) -> Result<StopReason> {
         loop {
-            let token = self.sample_next(tokens, writer)?;
+            let token = self.sample_next(tokens.ids(), writer)?;
             tokens.push(token);
             timing.first_token.get_or_insert(self.clock.ms());
             let is_end = !options.ignore_eos && self.eos_ids.binary_search(&token).is_ok();
@@ -145,10 +187,10 @@ impl Runner {
     /// Add the turn to the history. `tokens` is the prompt and everything sampled.
     fn remember(
         &mut self,
-        messages: &[Message],
+        messages: Vec<Message>,
         writer: &Writer,
         reason: StopReason,
-        mut tokens: Vec<u32>,
+        mut tokens: Sequence,
         prompt_length: usize,
     ) -> Result<()> {
         let reply = writer.reply(reason);
@@ -156,11 +198,11 @@ impl Runner {
             // The stop string was not shown, so it is not part of the conversation either.
             tokens.truncate(prompt_length);
             match &reply.tokens {
-                Some(kept) => tokens.extend_from_slice(kept),
-                None => tokens.extend(self.tokenizer().encode(&reply.text, EncodeOptions::default())?),
+                Some(kept) => tokens.extend_ids(kept),
+                None => tokens.extend_ids(&self.tokenizer().encode(&reply.text, EncodeOptions::default())?),
             }
         }
-        self.conversation.push(Turn { messages: messages.to_vec(), reply, tokens });
+        self.conversation.push(Turn { messages, reply, tokens });
         Ok(())
     }
 }

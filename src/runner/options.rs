@@ -1,6 +1,7 @@
 //! What a caller can ask of a run: sampling and generation options, checked in one place.
 
 use crate::error::{Error, Result};
+use crate::media::Tiling;
 use serde::{Deserialize, Serialize};
 
 /// How the next token is chosen from the logits. The filters run in this order: repetition penalty, top-k, top-p,
@@ -103,7 +104,7 @@ impl GenerateOptions {
 }
 
 /// How a [`Runner`](super::Runner) is opened.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunnerOptions {
     /// Threads of the CPU engine, 1 to [`MAX_THREADS`](Self::MAX_THREADS); `None`: one a physical core.
@@ -115,9 +116,31 @@ pub struct RunnerOptions {
     pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// First message of every conversation of this runner, with the role `system`.
     pub system_prompt: Option<String>,
+    /// How pictures are cut. With an `upstream:` template [`Tiling::Checkpoint`] means [`Tiling::Single`], which is all
+    /// that upstream knows.
+    pub image_tiling: Tiling,
+    /// Most bytes of encoded pictures kept, so that one that comes again is not encoded again; 0 turns the cache off.
+    /// Default [`DEFAULT_IMAGE_CACHE_BYTES`](Self::DEFAULT_IMAGE_CACHE_BYTES). Pictures of the history are kept beside it.
+    pub image_cache_bytes: usize,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            template: None,
+            template_variables: serde_json::Map::new(),
+            system_prompt: None,
+            image_tiling: Tiling::Checkpoint,
+            image_cache_bytes: Self::DEFAULT_IMAGE_CACHE_BYTES,
+        }
+    }
 }
 
 impl RunnerOptions {
+    /// 64 MiB: about 270 pictures of one tile for SmolVLM-500M.
+    pub const DEFAULT_IMAGE_CACHE_BYTES: usize = 64 << 20;
+
     /// Most threads that can be asked for.
     pub const MAX_THREADS: usize = 256;
 

@@ -1,17 +1,23 @@
 //! The `Runner`: a model, a conversation, and the single steps they are made of.
 
-use super::conversation::{Conversation, Reply, Turn, common_prefix};
+use super::conversation::{Conversation, Reply, Turn};
 use super::decoder::{Decoder, Progress};
 use super::eval::{self, EvalOptions, EvalProgress, Perplexity};
 use super::event::{CancelHandle, Flow};
 use super::options::{GenerateOptions, RunnerOptions, SamplingOptions};
+use super::pictures::{Draft, Vision};
 use super::sampler::Sampler;
+use super::sequence::Sequence;
 use super::stats::{Clock, TotalStats};
-use crate::artefact::{Artefact, GenerationDefaults, TEXT_DECODER};
+use super::token_embedding::TokenEmbedding;
+use super::vision::VisionParts;
+use crate::artefact::{Artefact, GenerationDefaults, TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use crate::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, Tokenizer};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::{Engine, LoadedComponent};
 use crate::error::{Error, Result};
+use crate::media::Tiling;
+use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::thread;
 
@@ -20,15 +26,16 @@ const COMPAT_PREFIX: &str = "upstream:";
 
 /// A conversation with a model.
 ///
-/// The runner keeps the messages of the history and the sampled ids of every reply. Each run renders the whole
+/// The runner keeps the messages of the history, the encoded rows of its pictures and the sampled ids of every reply. Each run renders the whole
 /// history with the new messages, compares it with what the KV cache holds, and computes only what is new, so the
 /// cache always equals what the chat template renders, token for token.
 ///
 /// One thread at a time; it may move between threads. Only [`CancelHandle`] is for other threads.
 pub struct Runner {
     pub(super) decoder: Decoder,
-    encoder: PromptEncoder,
-    render_options: RenderOptions,
+    pub(super) vision: Option<Vision>,
+    pub(super) encoder: PromptEncoder,
+    pub(super) render_options: RenderOptions,
     pub(super) eos_ids: Vec<u32>,
     defaults: GenerateOptions,
     pub(super) conversation: Conversation,
@@ -57,6 +64,10 @@ pub struct RunnerParts {
     pub eos_ids: Vec<u32>,
     /// First message of every conversation, with the role `system`.
     pub system_prompt: Option<String>,
+    /// The loaded component `tok_embedding`, if the decoder takes embeddings.
+    pub token_embedding: Option<Box<dyn LoadedComponent>>,
+    /// What looks at pictures, if the model takes any.
+    pub vision: Option<VisionParts>,
 }
 
 impl Runner {
@@ -85,22 +96,46 @@ impl Runner {
             Some(source) => Some(ChatTemplate::from_source(source, special)?),
             None => artefact.chat_template()?.map(|source| ChatTemplate::from_source(&source, special)).transpose()?,
         };
+        let load = |name: &str| -> Result<Option<Box<dyn LoadedComponent>>> {
+            if !manifest.components.contains_key(name) {
+                return Ok(None);
+            }
+            engine.load(&artefact.component_path(name)?).map(Some)
+        };
         let (decoder_path, tokenizer_json) = (artefact.component_path(TEXT_DECODER)?, artefact.tokenizer_json()?);
-        // The vocabulary takes longest; the decoder is loaded beside it.
-        let (component, tokenizer) = thread::scope(|scope| {
-            let component = scope.spawn(|| engine.load(&decoder_path));
+        // The vocabulary takes longest; the components are loaded beside it.
+        let (components, tokenizer) = thread::scope(|scope| {
+            let components =
+                scope.spawn(|| Ok((engine.load(&decoder_path)?, load(TOK_EMBEDDING)?, load(VISION_ENCODER)?)));
             let tokenizer = Tokenizer::from_bytes(&tokenizer_json, special);
             let panicked = |_| Err(Error::internal(format!("engine {} panicked while loading", engine.name())));
-            (component.join().unwrap_or_else(panicked), tokenizer)
+            (components.join().unwrap_or_else(panicked), tokenizer)
         });
+        let (component, token_embedding, encoder) = components?;
+        let vision = match (encoder, &manifest.image) {
+            (Some(encoder), Some(image)) => Some(VisionParts {
+                encoder,
+                processor: image.processor.clone(),
+                tiling: tiling(options),
+                markup: image.markup.clone(),
+                model_key: Sha256::digest(manifest.component(VISION_ENCODER)?.sha256.as_bytes()).into(),
+                cache_bytes: options.image_cache_bytes,
+            }),
+            _ => None,
+        };
+        let tokenizer = tokenizer?;
+        let ends = template.as_ref().map(ChatTemplate::end_tokens).unwrap_or_default();
+        let ends = ends.iter().filter_map(|text| tokenizer.token_id(text));
         let parts = RunnerParts {
-            component: component?,
+            component,
             sliding_window: manifest.model.decoder.sliding_window,
-            tokenizer: tokenizer?,
+            eos_ids: special.eos_ids.iter().copied().chain(ends).collect(),
+            tokenizer,
             template,
             template_variables: options.template_variables.clone(),
-            eos_ids: special.eos_ids.clone(),
             system_prompt: options.system_prompt.clone(),
+            token_embedding,
+            vision,
         };
         let mut runner = Self::assemble(parts, clock)?;
         runner.defaults.sampling = recommended(&manifest.generation);
@@ -116,7 +151,10 @@ impl Runner {
     }
 
     fn assemble(parts: RunnerParts, clock: Clock) -> Result<Self> {
-        let decoder = Decoder::new(parts.component, parts.sliding_window)?;
+        let embedding = parts.token_embedding.map(TokenEmbedding::new).transpose()?;
+        let decoder = Decoder::with_embedding(parts.component, embedding, parts.sliding_window)?;
+        let vision = parts.vision.map(|vision| Vision::new(vision, &parts.tokenizer)).transpose()?;
+        check_widths(&decoder, vision.as_ref())?;
         let mut eos_ids = [parts.tokenizer.eos_ids(), &parts.eos_ids].concat();
         eos_ids.sort_unstable();
         eos_ids.dedup();
@@ -124,6 +162,7 @@ impl Runner {
         let loaded_ms = clock.ms();
         Ok(Self {
             decoder,
+            vision,
             encoder,
             render_options: RenderOptions { extra: parts.template_variables, now: Some(now()), ..Default::default() },
             eos_ids,
@@ -177,9 +216,10 @@ impl Runner {
         self.conversation.turn_count()
     }
 
-    /// The tokens of the history: what the template renders for it, up to and including the last sampled token.
+    /// The tokens of the history: what the template renders for it, up to and including the last sampled token. A row of
+    /// a picture counts as its placeholder token.
     pub fn history_tokens(&self) -> &[u32] {
-        self.conversation.tokens()
+        self.conversation.tokens().ids()
     }
 
     /// Sums over all runs since the runner was opened.
@@ -207,26 +247,26 @@ impl Runner {
     pub fn rewind(&mut self, turns_to_keep: usize) -> Result<()> {
         self.decoder.check_usable()?;
         self.conversation.rewind(turns_to_keep)?;
-        self.decoder.rewind(common_prefix(self.conversation.tokens(), self.decoder.tokens()));
+        self.decoder.rewind(self.conversation.tokens().common_prefix(self.decoder.committed()));
         Ok(())
     }
 
     /// The text a run with these new messages would process: the whole history, with the opening of the next reply.
+    /// Where a picture stands it shows what the template writes there.
     ///
     /// # Errors
-    /// What the template raises.
+    /// What the template raises; [`Error::Unsupported`] for pictures in a model that takes none.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        let (messages, replies) = self.conversation.script(messages);
-        Ok(self.encoder.encode(&messages, &replies, &self.render_options)?.text)
+        Ok(self.draft(messages)?.prompt.text)
     }
 
-    /// The tokens a run with these new messages would process, history included.
+    /// The tokens a run with these new messages would process, history included. A picture has one placeholder token for
+    /// each of its rows; no picture is encoded for this.
     ///
     /// # Errors
     /// As [`render`](Self::render).
     pub fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let (messages, replies) = self.conversation.script(messages);
-        Ok(self.encoder.encode(&messages, &replies, &self.render_options)?.ids)
+        Ok(self.draft(messages)?.prompt.ids)
     }
 
     /// Single step: append `tokens` to the history and process them; afterwards [`logits`](Self::logits) are those of
@@ -248,8 +288,32 @@ impl Runner {
     /// # Errors
     /// As [`prefill`](Self::prefill).
     pub fn prefill_prompt(&mut self, prompt: &[u32]) -> Result<()> {
+        self.step_to_sequence(Sequence::from_ids(prompt.to_vec()))
+    }
+
+    /// Single step: make the history exactly the prompt of these new messages, pictures encoded and in their places;
+    /// otherwise as [`prefill_prompt`](Self::prefill_prompt).
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate).
+    pub fn prefill_messages(&mut self, messages: &[Message]) -> Result<()> {
+        self.decoder.check_usable()?;
+        let draft = self.draft(messages)?;
+        self.check_fits(&draft)?;
+        let cancel = self.cancel.clone();
+        let seen =
+            self.look_at(&draft.pictures, &mut |_, _| if cancel.is_cancelled() { Flow::Stop } else { Flow::Continue });
+        let Some((embeddings, _)) = seen? else {
+            self.cancel.clear();
+            return Err(Error::Cancelled);
+        };
+        self.step_to_sequence(draft.with_rows(&embeddings))
+    }
+
+    /// Make the history exactly this, as a single step.
+    pub(super) fn step_to_sequence(&mut self, history: Sequence) -> Result<()> {
         self.step_sampler = None;
-        let outcome = self.step_to(prompt.to_vec());
+        let outcome = self.step_to(history);
         self.cancel.clear();
         outcome
     }
@@ -268,10 +332,12 @@ impl Runner {
         if tokens.is_empty() {
             return Err(Error::invalid("there are no tokens to process"));
         }
-        self.step_to([self.conversation.tokens(), tokens].concat())
+        let mut history = self.conversation.tokens().clone();
+        history.extend_ids(tokens);
+        self.step_to(history)
     }
 
-    fn step_to(&mut self, history: Vec<u32>) -> Result<()> {
+    fn step_to(&mut self, history: Sequence) -> Result<()> {
         let cancel = self.cancel.clone();
         if cancel.is_cancelled() {
             return Err(Error::Cancelled);
@@ -298,16 +364,21 @@ impl Runner {
             return Err(Error::invalid("there are no messages the reply could answer"));
         }
         self.decoder.check_ids(reply)?;
-        let mut tokens = self.encode(messages)?;
-        tokens.extend_from_slice(reply);
+        let draft = self.draft(messages)?;
+        let seen = self.look_at(&draft.pictures, &mut |_, _| Flow::Continue)?;
+        let (embeddings, _) = seen.ok_or_else(|| Error::internal("encoding stopped by itself"))?;
+        let messages = Self::with_rows(messages, of_new_messages(messages, &embeddings));
+        let mut tokens = draft.with_rows(&embeddings);
+        tokens.extend_ids(reply);
         // The end-of-sequence token may have been processed as well; it is no part of the reply, but of the history.
-        if let [end] = self.conversation.tokens().strip_prefix(tokens.as_slice()).unwrap_or_default()
+        let processed = self.conversation.tokens().ids();
+        if let [end] = processed.strip_prefix(tokens.ids()).unwrap_or_default()
             && self.eos_ids.contains(end)
         {
             tokens.push(*end);
         }
         let reply = Reply { text: self.tokenizer().decode(reply, true), tokens: Some(reply.to_vec()) };
-        self.conversation.push(Turn { messages: messages.to_vec(), reply, tokens });
+        self.conversation.push(Turn { messages, reply, tokens });
         Ok(())
     }
 
@@ -327,7 +398,7 @@ impl Runner {
         let logits = self.decoder.logits().ok_or_else(missing)?;
         let reusable = self.step_sampler.take().filter(|sampler| sampler.options() == options);
         let mut sampler = reusable.map_or_else(|| Sampler::new(options), Ok)?;
-        let token = sampler.sample(logits, self.conversation.tokens());
+        let token = sampler.sample(logits, self.conversation.tokens().ids());
         self.step_sampler = Some(sampler);
         token
     }
@@ -360,28 +431,27 @@ impl Runner {
     ///
     /// # Errors
     /// [`Error::ContextFull`] with both numbers.
-    pub(super) fn check_fits(&self, prompt: &[u32]) -> Result<()> {
-        let (needed, capacity) = (prompt.len() + 1, self.context_capacity());
-        if needed <= capacity {
-            return Ok(());
-        }
-        let what = "the conversation with the new prompt and one token of the reply".into();
-        Err(Error::ContextFull { what, needed, capacity })
+    pub(super) fn check_fits(&self, draft: &Draft) -> Result<()> {
+        self.check_room(draft.prompt.ids.len(), || draft.describe())
+    }
+
+    fn check_room(&self, tokens: usize, what: impl FnOnce() -> String) -> Result<()> {
+        let (needed, capacity) = (tokens + 1, self.context_capacity());
+        if needed <= capacity { Ok(()) } else { Err(Error::ContextFull { what: what(), needed, capacity }) }
     }
 
     /// Make the KV cache hold exactly `target` with the logits of its last token, keeping what it shares with it.
     ///
     /// # Errors
     /// As [`Decoder::prefill`].
-    pub(super) fn feed_to(&mut self, target: &[u32], progress: &mut Progress<'_>) -> Result<Fed> {
+    pub(super) fn feed_to(&mut self, target: &Sequence, progress: &mut Progress<'_>) -> Result<Fed> {
         self.decoder.check_usable()?;
-        self.check_fits(target)?;
+        self.check_room(target.len(), || "the conversation with the new tokens and one more".into())?;
         // The last token is computed again even if the cache has it: its logits are needed.
-        let reused = common_prefix(target, self.decoder.tokens()).min(target.len().saturating_sub(1));
+        let reused = target.common_prefix(self.decoder.committed()).min(target.len().saturating_sub(1));
         self.decoder.rewind(reused);
-        let new = target.get(reused..).unwrap_or_default();
-        let prefilled = self.decoder.prefill(new, progress)?;
-        Ok(Fed { reused, prefilled, complete: prefilled == new.len() })
+        let prefilled = self.decoder.prefill_sequence(target, reused, progress)?;
+        Ok(Fed { reused, prefilled, complete: reused + prefilled == target.len() })
     }
 }
 
@@ -394,6 +464,34 @@ pub(super) struct Fed {
     pub prefilled: usize,
     /// Whether the target was reached.
     pub complete: bool,
+}
+
+/// The pictures of new messages are the last of a conversation.
+pub(super) fn of_new_messages<'e, T>(new: &[Message], all: &'e [T]) -> &'e [T] {
+    let count = new.iter().flat_map(|message| &message.parts).filter(|part| part.is_image()).count();
+    all.get(all.len().saturating_sub(count)..).unwrap_or_default()
+}
+
+/// How pictures are cut: as asked for, and upstream's templates know only one tile.
+fn tiling(options: &RunnerOptions) -> Tiling {
+    let is_compat = options.template.as_ref().is_some_and(|name| name.starts_with(COMPAT_PREFIX));
+    match options.image_tiling {
+        Tiling::Checkpoint if is_compat => Tiling::Single,
+        asked => asked,
+    }
+}
+
+/// Encoder and decoder must agree on the width of rows.
+fn check_widths(decoder: &Decoder, vision: Option<&Vision>) -> Result<()> {
+    let Some(vision) = vision else { return Ok(()) };
+    let rows = vision.encoder.width();
+    match decoder.contract().hidden_size() {
+        Some(width) if width == rows => Ok(()),
+        Some(width) => Err(Error::invalid(format!(
+            "the vision encoder gives rows of {rows} numbers, the text decoder takes {width}"
+        ))),
+        None => Err(Error::invalid("the model has a vision encoder, but its text decoder takes token ids only")),
+    }
 }
 
 /// The time templates see. It is fixed for a conversation: a clock that moves on would change the beginning of the

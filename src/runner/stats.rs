@@ -16,6 +16,14 @@ pub struct TurnStats {
     pub prefilled_tokens: usize,
     /// Tokens sampled, the first and the end-of-sequence token included.
     pub generated_tokens: usize,
+    /// Pictures of the whole prompt, history included.
+    pub images: usize,
+    /// Pictures that were encoded in this turn; the rows of the others were known.
+    pub encoded_images: usize,
+    /// Decoded pictures to tiles of the encoder.
+    pub image_preprocess_ms: f64,
+    /// Inside the vision encoder.
+    pub image_encode_ms: f64,
     /// Rendering and tokenizing.
     pub encode_ms: f64,
     /// Computing the prompt tokens.
@@ -98,6 +106,10 @@ pub struct TotalStats {
     pub generated_tokens: usize,
     /// Sum of [`TurnStats::decoded_tokens`].
     pub decoded_tokens: usize,
+    /// Sum of [`TurnStats::encoded_images`].
+    pub encoded_images: usize,
+    /// Sum of [`TurnStats::image_encode_ms`].
+    pub image_encode_ms: f64,
     /// Opening the artefact, milliseconds.
     pub load_ms: f64,
     /// Sum of [`TurnStats::prefill_ms`].
@@ -120,6 +132,8 @@ impl TotalStats {
         self.prefilled_tokens += turn.prefilled_tokens;
         self.generated_tokens += turn.generated_tokens;
         self.decoded_tokens += turn.decoded_tokens();
+        self.encoded_images += turn.encoded_images;
+        self.image_encode_ms += turn.image_encode_ms;
         self.prefill_ms += turn.prefill_ms;
         self.decode_ms += turn.decode_ms;
         self.sampling_ms += turn.sampling_ms;

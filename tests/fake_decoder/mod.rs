@@ -319,6 +319,8 @@ pub fn runner(shape: &Shape) -> (Runner, Shared) {
         template_variables: Default::default(),
         eos_ids: Vec::new(),
         system_prompt: None,
+        token_embedding: None,
+        vision: None,
     };
     (Runner::from_parts(parts).unwrap(), control)
 }
