@@ -150,9 +150,8 @@ impl EasyVqa {
             )));
         }
         let text = std::fs::read(&path).map_err(|error| Error::io(&path, error))?;
-        let malformed = |error: serde_json::Error| {
-            Error::format(&path, format!("line {}", error.line()), error.to_string())
-        };
+        let malformed =
+            |error: serde_json::Error| Error::format(&path, format!("line {}", error.line()), error.to_string());
         let mut questions: Vec<(String, String, u32)> = serde_json::from_slice(&text).map_err(malformed)?;
         // Questions about one picture follow each other, so that it is encoded once.
         questions.sort_by_key(|&(_, _, image)| image);
