@@ -64,7 +64,7 @@ impl Setup {
 
     fn run(&mut self, format: WeightFormat, bytes: &[u8]) {
         let weight = PackedMatrix::new(format, ROWS, COLS, bytes).expect("right length");
-        let job = LinearJob { weight, bias: None, residual: None, out: &mut self.out };
+        let job = LinearJob::new(weight, &mut self.out);
         self.kernels.linear(&self.pool, &self.x, &mut [job]);
     }
 }

@@ -83,19 +83,23 @@ pub(super) fn attended_columns(spans: &[RowSpans], rows: Range<usize>) -> u64 {
 /// Working memory, one piece for each thread.
 #[derive(Debug, Default)]
 pub(super) struct AttentionScratch {
-    pieces: Vec<Mutex<Vec<f32>>>,
+    pub pieces: Vec<Mutex<Vec<f32>>>,
     /// Results, heads outermost, before they are brought into row order.
     staging: Vec<f32>,
+    /// Keys of an attention without cache, packed.
+    pub keys: Vec<f32>,
+    /// Values of an attention without cache, packed.
+    pub values: Vec<f32>,
 }
 
 impl AttentionScratch {
     pub fn new(threads: usize) -> Self {
-        Self { pieces: (0..threads.max(1)).map(|_| Mutex::new(Vec::new())).collect(), staging: Vec::new() }
+        Self { pieces: (0..threads.max(1)).map(|_| Mutex::default()).collect(), ..Self::default() }
     }
 }
 
 /// A free piece. There are as many as threads, so one is always free when a task begins.
-fn claim(pieces: &[Mutex<Vec<f32>>]) -> MutexGuard<'_, Vec<f32>> {
+pub(super) fn claim(pieces: &[Mutex<Vec<f32>>]) -> MutexGuard<'_, Vec<f32>> {
     loop {
         if let Some(piece) = pieces.iter().find_map(|piece| piece.try_lock()) {
             return piece;
@@ -157,7 +161,7 @@ pub(super) fn attend(
     let cut = Cut::new(shape, rows.len(), pool.threads());
     let row_width = shape.heads * shape.value_dim;
     let out = &mut out[rows.start * row_width..rows.end * row_width];
-    let AttentionScratch { pieces, staging } = scratch;
+    let AttentionScratch { pieces, staging, .. } = scratch;
     let chunk = cut.rows * cut.heads * shape.value_dim;
     let task = |index: usize, result: &mut [f32]| {
         let first_row = rows.start + index % cut.row_tasks * cut.rows;

@@ -2,9 +2,10 @@
 
 use super::attention::{AttentionScratch, Operands, RowSpans, attend};
 use super::generic::{self, Operand};
-use super::kernels::{Activations, Kernels, LinearJob};
-use super::plan::{Action, Attention, Demand, Gate, Job, MAX_JOBS, Place, Plan, RowRule, Step};
+use super::kernels::{Activations, Kernels, LinearJob, Nonlinearity};
+use super::plan::{Action, Attention, Demand, Job, MAX_JOBS, Place, Plan, RowRule, SelfAttention, Step};
 use super::pool::Pool;
+use super::self_attention;
 use super::weights::WeightTable;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Tensor, TensorInfo, TensorView, TensorViewMut};
@@ -12,7 +13,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Results with fewer elements than this are computed by one thread: waking another takes as long.
-const PARALLEL_ELEMENTS: usize = 1 << 14;
+pub(super) const PARALLEL_ELEMENTS: usize = 1 << 14;
+/// Where rows do not matter, results are cut at multiples of this.
+const PIECE: usize = 1 << 10;
 
 /// What steps work with, kept from call to call: nothing here is allocated anew once it is large enough.
 #[derive(Debug)]
@@ -161,7 +164,7 @@ impl<'o> Call<'_, '_, 'o> {
     }
 
     fn compute(&mut self, step: &Step<Place>, rows: Range<usize>, taken: &mut [Taken<'o>; MAX_JOBS]) -> Result<()> {
-        if let Action::Linear { jobs, width, integer } = &step.action {
+        if let Action::Linear { jobs, width, integer, .. } = &step.action {
             let mut activations = std::mem::take(&mut self.workspace.activations);
             let result = self.linear(step, jobs, (*width, *integer), rows, taken, &mut activations);
             self.workspace.activations = activations;
@@ -175,6 +178,12 @@ impl<'o> Call<'_, '_, 'o> {
                 self.workspace.attention = scratch;
                 result
             }
+            Action::SelfAttention(shape) => {
+                let mut scratch = std::mem::take(&mut self.workspace.attention);
+                let result = self.self_attention(step, shape, out, &mut scratch);
+                self.workspace.attention = scratch;
+                result
+            }
             Action::KvTranspose { keys, rows: all, heads, dim } => {
                 let x = self.f32(step.reads[0])?;
                 let x = &x[self.rows.elements(&rows, x.len())];
@@ -183,7 +192,7 @@ impl<'o> Call<'_, '_, 'o> {
             }
             Action::Generic { op, shapes, shape } => {
                 let operands = step.reads.iter().map(|&place| self.operand(place)).collect::<Result<Vec<_>>>()?;
-                generic::compute(op, &operands, shapes, shape, out, &self.workspace.kernels)
+                generic::compute(op, &operands, shapes, shape, out, (&self.workspace.kernels, &self.workspace.pool))
             }
             _ => {
                 let part = self.rows.elements(&rows, out.len());
@@ -204,9 +213,12 @@ impl<'o> Call<'_, '_, 'o> {
                 let table = self.weights.packed(*table)?;
                 let tokens = &self.i32(step.reads[0])?;
                 let tokens = &tokens[self.rows.elements(rows, tokens.len())];
-                for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(table.cols())) {
-                    table.read_row(token as usize, out);
-                }
+                let width = table.cols();
+                split(pool, out, width, |at, out| {
+                    for (&token, out) in tokens[at / width..].iter().zip(out.chunks_exact_mut(width)) {
+                        table.read_row(token as usize, out);
+                    }
+                });
             }
             Action::RmsNorm { weight, eps } => {
                 let (x, weight) = (read(0)?, self.weights.plain(*weight)?);
@@ -214,6 +226,21 @@ impl<'o> Call<'_, '_, 'o> {
                     for (x, out) in x[at..].chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
                         kernels.rms_norm(x, weight, *eps, out);
                     }
+                });
+            }
+            Action::LayerNorm { weight, bias, eps } => {
+                let (x, weight, bias) = (read(0)?, self.weights.plain(*weight)?, self.weights.plain(*bias)?);
+                split(pool, out, weight.len(), |at, out| {
+                    for (x, out) in x[at..].chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+                        kernels.layer_norm(x, weight, bias, *eps, out);
+                    }
+                });
+            }
+            Action::Activation(function) => {
+                let x = read(0)?;
+                split(pool, out, PIECE, |at, out| {
+                    out.copy_from_slice(&x[at..at + out.len()]);
+                    kernels.activate(out, *function);
                 });
             }
             Action::Rope { cos, sin, heads, head_dim, pairs, interleaved } => {
@@ -231,9 +258,9 @@ impl<'o> Call<'_, '_, 'o> {
             Action::Gated(gate) => {
                 let (x, up) = (read(0)?, read(1)?);
                 let multiply = match gate {
-                    Gate::Silu => Kernels::silu_mul,
-                    Gate::Gelu => Kernels::gelu_mul,
-                    Gate::GeluTanh => Kernels::gelu_tanh_mul,
+                    Nonlinearity::Silu => Kernels::silu_mul,
+                    Nonlinearity::Gelu => Kernels::gelu_mul,
+                    Nonlinearity::GeluTanh => Kernels::gelu_tanh_mul,
                 };
                 let row = out.len() / rows.len();
                 split(pool, out, row, |at, out| {
@@ -241,7 +268,13 @@ impl<'o> Call<'_, '_, 'o> {
                     multiply(kernels, &x[part.clone()], &up[part], out);
                 });
             }
-            Action::Add => kernels.add(read(0)?, read(1)?, out),
+            Action::Add => {
+                let (a, b) = (read(0)?, read(1)?);
+                split(pool, out, PIECE, |at, out| {
+                    let part = at..at + out.len();
+                    kernels.add(&a[part.clone()], &b[part], out);
+                });
+            }
             Action::Scale(factor) => {
                 out.copy_from_slice(read(0)?);
                 kernels.scale(out, *factor);
@@ -251,7 +284,11 @@ impl<'o> Call<'_, '_, 'o> {
                 kernels.soft_cap(out, *cap);
             }
             Action::Copy => out.copy_from_slice(read(0)?),
-            Action::Linear { .. } | Action::Attention(_) | Action::KvTranspose { .. } | Action::Generic { .. } => {
+            Action::Linear { .. }
+            | Action::Attention(_)
+            | Action::SelfAttention(_)
+            | Action::KvTranspose { .. }
+            | Action::Generic { .. } => {
                 return Err(Error::internal("a step that is not row-wise was executed as one"));
             }
         }
@@ -279,7 +316,7 @@ impl<'o> Call<'_, '_, 'o> {
             let residual = residual.map(|r| &r[self.rows.elements(&rows, r.len())]);
             let out = taken.values()?;
             let part = self.rows.elements(&rows, out.len());
-            prepared.push(LinearJob { weight, bias, residual, out: &mut out[part] });
+            prepared.push(LinearJob { weight, bias, activation: job.activation, residual, out: &mut out[part] });
         }
         kernels.linear(pool, activations, &mut prepared);
         Ok(())
@@ -308,6 +345,21 @@ impl<'o> Call<'_, '_, 'o> {
             spans,
         };
         attend(shape, &operands, rows, out, scratch, (kernels, pool));
+        Ok(())
+    }
+
+    fn self_attention(
+        &self,
+        step: &Step<Place>,
+        shape: &SelfAttention,
+        out: &mut [f32],
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        let &[q, k, v] = step.reads.as_slice() else {
+            return Err(Error::internal("an attention step without cache has three operands"));
+        };
+        let Workspace { kernels, pool, .. } = &*self.workspace;
+        self_attention::attend(shape, [self.f32(q)?, self.f32(k)?, self.f32(v)?], out, scratch, (kernels, pool));
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! Every operator in plain Rust, for nodes that no pattern covers.
 
-use super::kernels::Kernels;
+use super::execute::PARALLEL_ELEMENTS;
+use super::kernels::{Kernels, Nonlinearity};
+use super::pool::Pool;
 use crate::error::{Error, Result};
 use crate::graph::Op;
 
@@ -36,7 +38,7 @@ pub(super) fn compute(
     shapes: &[Vec<usize>],
     shape: &[usize],
     out: &mut [f32],
-    kernels: &Kernels,
+    (kernels, pool): (&Kernels, &Pool),
 ) -> Result<()> {
     let x = |i: usize| operands[i].f32();
     let width = shapes[0].last().copied().unwrap_or(1);
@@ -48,29 +50,33 @@ pub(super) fn compute(
                 kernels.rms_norm(x, operands[1].f32()?, *eps, out);
             }
         }
-        Op::LayerNorm { eps } => layer_norm(x(0)?, x(1)?, x(2)?, *eps, out),
+        Op::LayerNorm { eps } => {
+            let (weight, bias) = (x(1)?, x(2)?);
+            for (x, out) in x(0)?.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                kernels.layer_norm(x, weight, bias, *eps, out);
+            }
+        }
         Op::Rope { interleaved } => {
             let tables = (x(1)?, x(2)?);
             rope(x(0)?, tables, operands[3].i32()?, (shapes[0][2], shapes[0][3], shapes[1][1]), *interleaved, out);
         }
-        Op::Add => broadcast(x(0)?, x(1)?, shape, &shapes[1], out, |a, b| a + b),
-        Op::Mul => broadcast(x(0)?, x(1)?, shape, &shapes[1], out, |a, b| a * b),
+        Op::Add => broadcast(x(0)?, x(1)?, shape, &shapes[1], (out, pool), |a, b| a + b),
+        Op::Mul => broadcast(x(0)?, x(1)?, shape, &shapes[1], (out, pool), |a, b| a * b),
         Op::Scale { factor } => map(x(0)?, out, |x| x * factor),
         Op::SoftCap { cap } => map(x(0)?, out, |x| cap * (x / cap).tanh()),
-        // The gated kernels with a neutral second operand.
-        Op::Silu => with_ones(x(0)?, out, |x, ones, out| kernels.silu_mul(x, ones, out)),
-        Op::Gelu => with_ones(x(0)?, out, |x, ones, out| kernels.gelu_mul(x, ones, out)),
-        Op::GeluTanh => with_ones(x(0)?, out, |x, ones, out| kernels.gelu_tanh_mul(x, ones, out)),
+        Op::Silu => activate(kernels, Nonlinearity::Silu, x(0)?, out),
+        Op::Gelu => activate(kernels, Nonlinearity::Gelu, x(0)?, out),
+        Op::GeluTanh => activate(kernels, Nonlinearity::GeluTanh, x(0)?, out),
         Op::Reshape => out.copy_from_slice(x(0)?),
         Op::Transpose { perm } => {
             let strides = strides(&shapes[0]);
             let steps = perm.iter().map(|&axis| strides[axis]).collect::<Vec<_>>();
-            gather(x(0)?, 0, shape, &steps, out);
+            Lines::new(shape, &steps).copy(x(0)?, out, pool);
         }
         Op::Concat { axis } => concat(operands, shapes, *axis, out)?,
         Op::Slice { axis, start, .. } => {
             let strides = strides(&shapes[0]);
-            gather(x(0)?, start * strides[*axis], shape, &strides, out);
+            Lines::new(shape, &strides).copy(&x(0)?[start * strides[*axis]..], out, pool);
         }
         Op::MatMul => mat_mul(x(0)?, x(1)?, &shapes[0], &shapes[1], out),
         Op::Softmax => {
@@ -93,18 +99,6 @@ fn linear(x: &[f32], weight: &[f32], bias: Option<&[f32]>, width: usize, out: &m
         for (row, (weight, out)) in weight.chunks_exact(width).zip(out).enumerate() {
             let sum = x.iter().zip(weight).map(|(x, w)| x * w).sum::<f32>();
             *out = sum + bias.map_or(0.0, |bias| bias[row]);
-        }
-    }
-}
-
-fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
-    let width = weight.len();
-    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-        let mean = x.iter().sum::<f32>() / width as f32;
-        let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / width as f32;
-        let factor = 1.0 / (variance + eps).sqrt();
-        for (i, out) in out.iter_mut().enumerate() {
-            *out = (x[i] - mean) * factor * weight[i] + bias[i];
         }
     }
 }
@@ -163,18 +157,32 @@ fn map(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
     out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x));
 }
 
-fn with_ones(x: &[f32], out: &mut [f32], f: impl Fn(&[f32], &[f32], &mut [f32])) {
-    const ONES: [f32; 256] = [1.0; 256];
-    for (x, out) in x.chunks(ONES.len()).zip(out.chunks_mut(ONES.len())) {
-        f(x, &ONES[..x.len()], out);
-    }
+fn activate(kernels: &Kernels, function: Nonlinearity, x: &[f32], out: &mut [f32]) {
+    out.copy_from_slice(x);
+    kernels.activate(out, function);
 }
 
-fn broadcast(a: &[f32], b: &[f32], shape: &[usize], b_shape: &[usize], out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
+fn broadcast(
+    a: &[f32],
+    b: &[f32],
+    shape: &[usize],
+    b_shape: &[usize],
+    (out, pool): (&mut [f32], &Pool),
+    f: impl Fn(f32, f32) -> f32 + Sync,
+) {
     // An axis of length 1 in `b` is repeated: its stride is 0.
     let steps = strides(b_shape).iter().zip(b_shape).map(|(&s, &n)| if n == 1 { 0 } else { s }).collect::<Vec<_>>();
-    gather(b, 0, shape, &steps, out);
-    out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a, *out));
+    Lines::new(shape, &steps).for_each(out, pool, |at, start, step, out| {
+        let a = &a[at..at + out.len()];
+        match step {
+            0 => out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a, b[start])),
+            1 => out.iter_mut().zip(a).zip(&b[start..]).for_each(|((out, a), b)| *out = f(*a, *b)),
+            _ => {
+                let b = b[start..].iter().step_by(step);
+                out.iter_mut().zip(a).zip(b).for_each(|((out, a), b)| *out = f(*a, *b));
+            }
+        }
+    });
 }
 
 fn concat(operands: &[Operand<'_>], shapes: &[Vec<usize>], axis: usize, out: &mut [f32]) -> Result<()> {
@@ -216,17 +224,59 @@ fn strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// `out[i, j, …] = x[start + i · steps[0] + j · steps[1] + …]` for all indices of `shape`.
-fn gather(x: &[f32], start: usize, shape: &[usize], steps: &[usize], out: &mut [f32]) {
-    match (shape, steps) {
-        ([len, inner @ ..], [step, inner_steps @ ..]) if !inner.is_empty() => {
-            let piece = out.len() / (*len).max(1);
-            for (i, out) in out.chunks_exact_mut(piece.max(1)).enumerate() {
-                gather(x, start + i * step, inner, inner_steps, out);
+/// A strided view of an operand in row-major order of `shape`, as lines: the elements along the innermost axis.
+struct Lines {
+    /// Length and stride of the outer axes.
+    outer: Vec<(usize, usize)>,
+    /// Elements of a line.
+    len: usize,
+    /// Elements of the operand between two of a line.
+    step: usize,
+}
+
+impl Lines {
+    /// Axes that follow each other in memory count as one, so that lines are long.
+    fn new(shape: &[usize], steps: &[usize]) -> Self {
+        let mut outer: Vec<(usize, usize)> = Vec::with_capacity(shape.len());
+        for (&len, &step) in shape.iter().zip(steps).filter(|&(&len, _)| len != 1) {
+            match outer.last_mut() {
+                Some(last) if last.1 == step * len => *last = (last.0 * len, step),
+                _ => outer.push((len, step)),
             }
         }
-        (_, [step, ..]) => out.iter_mut().enumerate().for_each(|(i, out)| *out = x[start + i * step]),
-        _ => out.copy_from_slice(&x[start..start + out.len()]),
+        let (len, step) = outer.pop().unwrap_or((1, 1));
+        Self { outer, len, step }
+    }
+
+    /// Where line `number` begins in the operand.
+    fn start(&self, mut number: usize) -> usize {
+        let mut start = 0;
+        for &(len, step) in self.outer.iter().rev() {
+            start += number % len * step;
+            number /= len;
+        }
+        start
+    }
+
+    /// Call `f(index of the first element, where the line begins in the operand, stride, elements of out)` for each line,
+    /// on all threads if there is much to do.
+    fn for_each(&self, out: &mut [f32], pool: &Pool, f: impl Fn(usize, usize, usize, &mut [f32]) + Sync) {
+        let lines = out.len() / self.len;
+        let tasks = if out.len() < PARALLEL_ELEMENTS { 1 } else { 4 * pool.threads() };
+        let per_task = lines.div_ceil(tasks).max(1);
+        pool.for_each_chunk(out, per_task * self.len, &|task, out| {
+            for (line, out) in out.chunks_exact_mut(self.len).enumerate() {
+                let line = task * per_task + line;
+                f(line * self.len, self.start(line), self.step, out);
+            }
+        });
+    }
+
+    fn copy(&self, x: &[f32], out: &mut [f32], pool: &Pool) {
+        self.for_each(out, pool, |_, start, step, out| match step {
+            1 => out.copy_from_slice(&x[start..start + out.len()]),
+            _ => out.iter_mut().zip(x[start..].iter().step_by(step)).for_each(|(out, x)| *out = *x),
+        });
     }
 }
 
@@ -238,7 +288,7 @@ mod tests {
         let shapes = operands.iter().map(|(_, shape)| shape.to_vec()).collect::<Vec<_>>();
         let values = operands.iter().map(|(x, _)| Operand::F32(x)).collect::<Vec<_>>();
         let mut out = vec![f32::NAN; shape.iter().product()];
-        compute(&op, &values, &shapes, shape, &mut out, &Kernels::scalar()).unwrap();
+        compute(&op, &values, &shapes, shape, &mut out, (&Kernels::scalar(), &Pool::new(2))).unwrap();
         out
     }
 

@@ -6,7 +6,7 @@
 //!
 //! - `weights`: the component's weights by number.
 //! - `plan`: graph to steps.
-//! - `execute`, `attention`, `generic`: steps to arithmetic.
+//! - `execute`, `attention`, `self_attention`, `generic`: steps to arithmetic.
 //! - [`kernels`]: the arithmetic, for each instruction set.
 //! - [`pool`]: the threads.
 //! - `profile`: where the time went.
@@ -19,6 +19,7 @@ pub mod kernels;
 mod plan;
 pub mod pool;
 mod profile;
+mod self_attention;
 mod weights;
 
 use super::{Engine, LoadedComponent};

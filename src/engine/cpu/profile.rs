@@ -2,7 +2,8 @@
 
 use super::attention::attended_columns;
 use super::execute::{Rows, Workspace};
-use super::plan::{Action, Gate, Plan, Step};
+use super::kernels::Nonlinearity;
+use super::plan::{Action, Plan, Step};
 use super::weights::WeightTable;
 use crate::engine::OpProfile;
 use std::collections::HashMap;
@@ -63,16 +64,25 @@ pub(super) fn step_name<V>(step: &Step<V>, weights: &WeightTable) -> String {
         Action::Linear { jobs, .. } => format!("linear.{}", jobs.first().map_or("none", |job| format(job.weight))),
         Action::RmsNorm { .. } => "rms_norm".into(),
         Action::Rope { .. } => "rope".into(),
-        Action::Gated(Gate::Silu) => "silu_mul".into(),
-        Action::Gated(Gate::Gelu) => "gelu_mul".into(),
-        Action::Gated(Gate::GeluTanh) => "gelu_tanh_mul".into(),
+        Action::LayerNorm { .. } => "layer_norm".into(),
+        Action::Gated(function) => format!("{}_mul", function_name(*function)),
+        Action::Activation(function) => function_name(*function).into(),
         Action::Add => "add".into(),
         Action::Scale(_) => "scale".into(),
         Action::SoftCap(_) => "soft_cap".into(),
         Action::KvTranspose { .. } => "kv_transpose".into(),
         Action::Attention(_) => "attention".into(),
+        Action::SelfAttention(_) => "self_attention".into(),
         Action::Copy => "copy".into(),
         Action::Generic { op, .. } => format!("generic.{}", op.name()),
+    }
+}
+
+fn function_name(function: Nonlinearity) -> &'static str {
+    match function {
+        Nonlinearity::Silu => "silu",
+        Nonlinearity::Gelu => "gelu",
+        Nonlinearity::GeluTanh => "gelu_tanh",
     }
 }
 
@@ -81,7 +91,8 @@ pub(super) fn step_cost<V>(step: &Step<V>, plan: &Plan, rows: &Rows, weights: &W
     let range = rows.of_step(step);
     let count = range.len() as u64;
     match &step.action {
-        Action::Linear { jobs, .. } => {
+        Action::Linear { jobs, rows: all, .. } => {
+            let count = (all / rows.of * range.len()) as u64;
             jobs.iter().filter_map(|job| weights.packed(job.weight).ok()).fold(Cost::default(), |cost, matrix| Cost {
                 bytes: cost.bytes + if count > 0 { matrix.bytes().len() as u64 } else { 0 },
                 flops: cost.flops + 2 * count * matrix.rows() as u64 * matrix.cols() as u64,
@@ -90,6 +101,10 @@ pub(super) fn step_cost<V>(step: &Step<V>, plan: &Plan, rows: &Rows, weights: &W
         Action::Embedding { table } => {
             let row = weights.packed(*table).map_or(0, |m| m.bytes().len() / m.rows());
             Cost { bytes: count * row as u64, flops: 0 }
+        }
+        Action::SelfAttention(shape) => {
+            let products = shape.rows * shape.columns * shape.heads * (shape.head_dim + shape.value_dim);
+            Cost { bytes: 0, flops: 2 * products as u64 }
         }
         Action::Attention(shape) => {
             let spans = w.spans.get(shape.mask).map(Vec::as_slice).unwrap_or_default();

@@ -3,8 +3,12 @@
 //! Integer formats get 16-bit activations, as the `16a8w` and `16a4w` graphs of a phone do: with 8 bits, whose error is
 //! hundreds of times larger, a small model answers differently. Byte products are what processors are fast at, so a
 //! value is kept as two digits in base [`BASE`], each in -127..=127, and the dot products of the digits are put together
-//! afterwards.
+//! afterwards. Where many rows are multiplied and the processor has a product of 16-bit words, they stay words: same
+//! numbers, same results.
+//!
+//! Many rows are stored in *tiles*, as many rows as a kernel computes at once, in the order in which it reads them.
 
+use super::blocked::WordKernels;
 use super::{Disjoint, Kernels};
 use crate::engine::cpu::pool::Pool;
 use crate::formats::{GROUP, groups};
@@ -16,14 +20,34 @@ pub(super) const LARGEST: f32 = 32512.0;
 /// Digits of a group: 32 high ones, then 32 low ones.
 pub(super) const DIGITS: usize = 2 * GROUP;
 
+/// Rows from which activations are stored in tiles: below, most of a tile would stay empty.
+const TILED_FROM: usize = 8;
+/// Values below which preparing takes less time than waking a thread.
+const SERIAL_BELOW: usize = 4096;
+
+/// How prepared activations are stored.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// f32, row after row.
+    #[default]
+    Floats,
+    /// f32, tiles of so many rows: `[tile][column][row]`.
+    FloatTiles(usize),
+    /// 16-bit integers as byte digits, see [`IntRows`].
+    Digits,
+    /// 16-bit integers as words, tiles of so many rows, see [`WordTiles`].
+    WordTiles(usize),
+}
+
 /// Rows of activations, prepared once and multiplied with several matrices. Reusable: memory is kept between calls.
 #[derive(Debug, Default)]
 pub struct Activations {
     rows: usize,
     cols: usize,
-    integer: bool,
+    form: Form,
     floats: Vec<f32>,
     digits: Vec<i8>,
+    words: Vec<i16>,
     scales: Vec<f32>,
     sums: Vec<f32>,
 }
@@ -42,27 +66,41 @@ pub(super) struct IntRows<'a> {
     pub sums: &'a [f32],
 }
 
+/// 16-bit rows in tiles of `R`: for tile `t` and group `g` the words are at `(t · groups + g) · R · GROUP`, pairs of
+/// columns outermost: `[16][R][2]`; scales and sums at `(t · groups + g) · R`, one a row. Padding columns are zero, rows
+/// beyond the last hold anything.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WordTiles<'a> {
+    /// `x ≈ scale · word`.
+    pub words: &'a [i16],
+    /// As in [`IntRows`].
+    pub scales: &'a [f32],
+    /// As in [`IntRows`].
+    pub sums: &'a [f32],
+}
+
 impl Activations {
     /// Nothing prepared yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Take `rows` rows of `cols` values from `x`. With `integer` they are quantized to 16 bits in groups of 32 (scale =
-    /// largest magnitude / 32512, round to nearest even), for [`crate::formats::WeightFormat::is_integer`] formats;
-    /// otherwise they stay f32.
+    /// Take `rows` rows of `cols` values from `x`, for products with the same `kernels`. With `integer` they are
+    /// quantized to 16 bits in groups of 32 (scale = largest magnitude / 32512, round to nearest even), for
+    /// [`crate::formats::WeightFormat::is_integer`] formats; otherwise they stay f32.
     ///
     /// # Panics
     /// If `x` does not hold `rows · cols` values.
     pub fn prepare(&mut self, kernels: &Kernels, pool: &Pool, integer: bool, x: &[f32], rows: usize, cols: usize) {
         assert_eq!(x.len(), rows * cols, "activations of shape [{rows}, {cols}]");
-        (self.rows, self.cols, self.integer) = (rows, cols, integer);
-        if integer {
-            self.quantize(kernels, pool, x);
-        } else {
-            self.floats.clear();
-            self.floats.extend_from_slice(x);
-        }
+        (self.rows, self.cols) = (rows, cols);
+        let tiled = rows >= TILED_FROM;
+        self.form = match (integer, kernels.words()) {
+            (false, _) if tiled => self.tile(pool, x, kernels.tile_rows()),
+            (false, _) => self.copy(x),
+            (true, Some(words)) if tiled => self.quantize_to_tiles(words, pool, x),
+            (true, _) => self.quantize(kernels, pool, x),
+        };
     }
 
     /// Row count.
@@ -77,9 +115,18 @@ impl Activations {
 
     /// Whether the rows are 16-bit integers.
     pub fn is_integer(&self) -> bool {
-        self.integer
+        matches!(self.form, Form::Digits | Form::WordTiles(_))
     }
 
+    /// Rows of a tile, if the rows are in tiles.
+    pub(super) fn tile_rows(&self) -> Option<usize> {
+        match self.form {
+            Form::FloatTiles(rows) | Form::WordTiles(rows) => Some(rows),
+            Form::Floats | Form::Digits => None,
+        }
+    }
+
+    /// f32 values, in rows or tiles.
     pub(super) fn floats(&self) -> &[f32] {
         &self.floats
     }
@@ -94,14 +141,37 @@ impl Activations {
         }
     }
 
-    fn quantize(&mut self, kernels: &Kernels, pool: &Pool, x: &[f32]) {
+    pub(super) fn words(&self) -> WordTiles<'_> {
+        WordTiles { words: &self.words, scales: &self.scales, sums: &self.sums }
+    }
+
+    fn copy(&mut self, x: &[f32]) -> Form {
+        self.floats.clear();
+        self.floats.extend_from_slice(x);
+        Form::Floats
+    }
+
+    fn tile(&mut self, pool: &Pool, x: &[f32], height: usize) -> Form {
+        let cols = self.cols;
+        let tile = height * cols;
+        grow(&mut self.floats, self.rows.div_ceil(height) * tile);
+        let used = &mut self.floats[..self.rows.div_ceil(height) * tile];
+        pool.for_each_chunk(used, tile.max(1), &|number, tile| {
+            let first = number * height;
+            for row in first..self.rows.min(first + height) {
+                let to = tile[row - first..].iter_mut().step_by(height);
+                to.zip(&x[row * cols..(row + 1) * cols]).for_each(|(to, &x)| *to = x);
+            }
+        });
+        Form::FloatTiles(height)
+    }
+
+    fn quantize(&mut self, kernels: &Kernels, pool: &Pool, x: &[f32]) -> Form {
         let (rows, cols) = (self.rows, self.cols);
         let n = groups(cols) * rows;
-        if self.scales.len() < n {
-            self.digits.resize(n * DIGITS, 0);
-            self.scales.resize(n, 0.0);
-            self.sums.resize(n, 0.0);
-        }
+        grow(&mut self.digits, n * DIGITS);
+        grow(&mut self.scales, n);
+        grow(&mut self.sums, n);
         let digits = Disjoint::new(&mut self.digits);
         let scales = Disjoint::new(&mut self.scales);
         let sums = Disjoint::new(&mut self.sums);
@@ -114,11 +184,77 @@ impl Activations {
                 (scale[0], sum[0]) = kernels.quantize_group(group, digits);
             }
         };
-        // Less than a few thousand values take less time than waking a thread.
-        if rows < 4 || rows * cols < 4096 {
+        if rows < 4 || rows * cols < SERIAL_BELOW {
             (0..rows).for_each(row);
         } else {
             pool.run(rows.div_ceil(4), &|task| (task * 4..rows.min(task * 4 + 4)).for_each(row));
         }
+        Form::Digits
+    }
+
+    fn quantize_to_tiles(&mut self, kernels: &WordKernels, pool: &Pool, x: &[f32]) -> Form {
+        let (rows, cols, height) = (self.rows, self.cols, kernels.tile_rows);
+        let (tiles, groups) = (rows.div_ceil(height), groups(cols));
+        let lines = groups * height;
+        grow(&mut self.words, tiles * lines * GROUP);
+        grow(&mut self.scales, tiles * lines);
+        grow(&mut self.sums, tiles * lines);
+        let words = Disjoint::new(&mut self.words);
+        let scales = Disjoint::new(&mut self.scales);
+        let sums = Disjoint::new(&mut self.sums);
+        let tile = |number: usize| {
+            // SAFETY: every tile has its own part of the three.
+            let (words, scales, sums) = unsafe {
+                let first = number * lines;
+                let words = words.slice(first * GROUP, lines * GROUP);
+                (words, scales.slice(first, lines), sums.slice(first, lines))
+            };
+            let first = number * height;
+            for row in first..rows.min(first + height) {
+                for (g, group) in x[row * cols..(row + 1) * cols].chunks(GROUP).enumerate() {
+                    let mut quantized = [0i16; GROUP];
+                    let at = g * height + row - first;
+                    (scales[at], sums[at]) = kernels.quantize_group(group, &mut quantized);
+                    let to = words[(g * GROUP * height + 2 * (row - first))..].chunks_mut(2 * height);
+                    to.zip(quantized.chunks_exact(2)).for_each(|(to, pair)| to[..2].copy_from_slice(pair));
+                }
+            }
+        };
+        if rows * cols < SERIAL_BELOW {
+            (0..tiles).for_each(tile);
+        } else {
+            pool.run(tiles, &tile);
+        }
+        Form::WordTiles(height)
+    }
+
+    /// The rows as products see them, quantized ones decoded again.
+    #[cfg(test)]
+    pub(super) fn decoded(&self) -> Vec<f32> {
+        let value = |row: usize, column: usize| match self.form {
+            Form::Floats => self.floats[row * self.cols + column],
+            Form::FloatTiles(height) => self.floats[row / height * height * self.cols + column * height + row % height],
+            Form::Digits => {
+                let (int, at) = (self.integers(), column / GROUP * self.rows + row);
+                let digit = |number: usize| i32::from(int.digits[at * DIGITS + number * GROUP + column % GROUP]);
+                int.scales[at] * (BASE * digit(0) + digit(1)) as f32
+            }
+            Form::WordTiles(height) => {
+                let group = (row / height * groups(self.cols) + column / GROUP) * height;
+                let pair = group * GROUP + column % GROUP / 2 * 2 * height;
+                self.scales[group + row % height] * f32::from(self.words[pair + row % height * 2 + column % 2])
+            }
+        };
+        (0..self.rows)
+            .flat_map(|row| (0..self.cols).map(move |column| (row, column)))
+            .map(|(r, c)| value(r, c))
+            .collect()
+    }
+}
+
+/// Make `values` at least `len` long.
+fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
+    if values.len() < len {
+        values.resize(len, T::default());
     }
 }

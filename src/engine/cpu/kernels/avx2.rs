@@ -4,6 +4,7 @@
 //! never happens: see the bounds at each use.
 
 use super::activations::{BASE, DIGITS, IntRows, LARGEST};
+use super::blocked::WordKernels;
 use super::linear::Tile;
 use super::scalar::TINY;
 use super::vector::Vector;
@@ -11,6 +12,8 @@ use crate::formats::{GROUP, PANEL_ROWS, w4, w8};
 use std::arch::x86_64::*;
 
 super::instantiate!("avx2", __m256, "avx2,fma,f16c");
+
+const WORDS: Option<&WordKernels> = Some(&super::avx2_words::KERNELS);
 
 /// Whether this processor can run the kernels of this file.
 pub(super) fn is_supported() -> bool {
@@ -269,6 +272,7 @@ unsafe fn mask(n: usize) -> __m256i {
 // caller promises.
 impl Vector for __m256 {
     const LANES: usize = LANES;
+    const TILE_ROWS: usize = 6;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { _mm256_set1_ps(x) }

@@ -2,12 +2,16 @@
 //! and `vpdpbusd` adds four byte products to each 32-bit lane without saturation.
 
 use super::activations::{BASE, DIGITS, IntRows};
+use super::blocked::WordKernels;
 use super::linear::Tile;
 use super::vector::Vector;
 use crate::formats::{GROUP, PANEL_ROWS, w4, w8};
 use std::arch::x86_64::*;
 
 super::instantiate!("avx512-vnni", __m512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+
+/// `vpdpbusd` multiplies as many byte digits as a product of words would take instructions for.
+const WORDS: Option<&WordKernels> = None;
 
 /// Whether this processor can run the kernels of this file.
 pub(super) fn is_supported() -> bool {
@@ -133,6 +137,7 @@ fn mask(n: usize) -> __mmask16 {
 // the caller promises.
 impl Vector for __m512 {
     const LANES: usize = 16;
+    const TILE_ROWS: usize = 12;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { _mm512_set1_ps(x) }

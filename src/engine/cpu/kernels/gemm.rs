@@ -3,7 +3,9 @@
 //! The same tile serves attention (B is the K or V cache) and float weight panels (B is a panel: one row of 16 values
 //! a column of the matrix, perhaps in half precision).
 
-use super::vector::Vector;
+use super::Nonlinearity;
+use super::vector::{Vector, apply};
+use crate::formats::PANEL_ROWS;
 use std::marker::PhantomData;
 
 /// Rows of C computed at once.
@@ -234,5 +236,155 @@ unsafe fn write<V: Vector>(value: V, to: *mut f32, accumulate: bool, width: usiz
             let old = if accumulate { V::load(to) } else { V::splat(0.0) };
             value.add(old).store(to);
         }
+    }
+}
+
+/// Operands of a blocked product: `C [rows, cols] = A · B (+ C)`, at most 16 columns.
+#[derive(Clone, Copy)]
+pub(super) struct Tiled<'a> {
+    /// Tiles of [`Vector::TILE_ROWS`] rows, each `[k][TILE_ROWS]`, `a_tile` elements apart.
+    pub a: *const f32,
+    pub a_tile: usize,
+    /// `[k][16]`, whatever `cols` is.
+    pub b: *const f32,
+    pub c: *mut f32,
+    pub c_stride: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub k: usize,
+    pub accumulate: bool,
+    pub borrows: PhantomData<&'a f32>,
+}
+
+/// Vectors that are as wide as a panel.
+pub(super) const fn vectors<V: Vector>() -> usize {
+    PANEL_ROWS / V::LANES
+}
+
+/// Compute a blocked product; `NV` vectors are 16 columns.
+///
+/// # Safety
+/// The pointers are valid for the given shapes and strides, C overlaps neither A nor B, the processor has V's
+/// instructions.
+#[inline(always)]
+pub(super) unsafe fn tiled<V: Vector, const NV: usize>(p: Tiled<'_>) {
+    const { assert!(NV * V::LANES == PANEL_ROWS) };
+    let (mut row, mut a) = (0, p.a);
+    while row < p.rows {
+        // SAFETY: as promised by the caller; rows `row ..` are inside A and C.
+        unsafe {
+            let c = p.c.add(row * p.c_stride);
+            match (p.rows - row).min(V::TILE_ROWS) {
+                1 => tile_of::<V, 1, NV>(p, a, c),
+                2 => tile_of::<V, 2, NV>(p, a, c),
+                3 => tile_of::<V, 3, NV>(p, a, c),
+                4 => tile_of::<V, 4, NV>(p, a, c),
+                5 => tile_of::<V, 5, NV>(p, a, c),
+                6 => tile_of::<V, 6, NV>(p, a, c),
+                7 => tile_of::<V, 7, NV>(p, a, c),
+                8 => tile_of::<V, 8, NV>(p, a, c),
+                9 => tile_of::<V, 9, NV>(p, a, c),
+                10 => tile_of::<V, 10, NV>(p, a, c),
+                11 => tile_of::<V, 11, NV>(p, a, c),
+                _ => tile_of::<V, 12, NV>(p, a, c),
+            }
+            a = a.add(p.a_tile);
+        }
+        row += V::TILE_ROWS;
+    }
+}
+
+/// The first `MT` rows of one tile.
+#[inline(always)]
+unsafe fn tile_of<V: Vector, const MT: usize, const NV: usize>(p: Tiled<'_>, a: *const f32, c: *mut f32) {
+    // SAFETY: as promised by the caller of `tiled`.
+    unsafe {
+        let mut sums = [[V::splat(0.0); NV]; MT];
+        for k in 0..p.k {
+            let mut weights = [V::splat(0.0); NV];
+            for (v, weight) in weights.iter_mut().enumerate() {
+                *weight = V::load(p.b.add(k * PANEL_ROWS + v * V::LANES));
+            }
+            for t in 0..MT {
+                let x = V::splat(*a.add(k * V::TILE_ROWS + t));
+                for v in 0..NV {
+                    sums[t][v] = weights[v].mul_add(x, sums[t][v]);
+                }
+            }
+        }
+        for t in 0..MT {
+            for v in 0..NV {
+                let column = v * V::LANES;
+                if column < p.cols {
+                    let to = c.add(t * p.c_stride + column);
+                    write::<V>(sums[t][v], to, p.accumulate, V::LANES.min(p.cols - column));
+                }
+            }
+        }
+    }
+}
+
+/// What is left to do when all products of a piece of a linear layer's output have been summed.
+#[derive(Clone, Copy)]
+pub(super) struct Finish<'a> {
+    /// `[rows, cols]`, rows `stride` elements apart.
+    pub out: *mut f32,
+    pub stride: usize,
+    pub rows: usize,
+    pub cols: usize,
+    /// `cols` values, or null. Added first.
+    pub bias: *const f32,
+    /// Applied next.
+    pub activation: Option<Nonlinearity>,
+    /// As `out`, or null. Added last.
+    pub residual: *const f32,
+    pub borrows: PhantomData<&'a f32>,
+}
+
+/// Add the bias, apply the activation, add the residual.
+///
+/// # Safety
+/// The pointers that are not null are valid for the given shapes; the processor has V's instructions.
+#[inline(always)]
+pub(super) unsafe fn finish<V: Vector>(f: Finish<'_>) {
+    // SAFETY: as promised by the caller; every access is within the shapes.
+    unsafe {
+        for row in 0..f.rows {
+            for column in (0..f.cols).step_by(V::LANES) {
+                let width = V::LANES.min(f.cols - column);
+                let at = row * f.stride + column;
+                let mut y = read::<V>(f.out.add(at), width);
+                if !f.bias.is_null() {
+                    y = y.add(read::<V>(f.bias.add(column), width));
+                }
+                if let Some(function) = f.activation {
+                    y = apply(function, y);
+                }
+                if !f.residual.is_null() {
+                    y = y.add(read::<V>(f.residual.add(at), width));
+                }
+                write::<V>(y, f.out.add(at), false, width);
+            }
+        }
+    }
+}
+
+/// Load `width` lanes.
+#[inline(always)]
+unsafe fn read<V: Vector>(from: *const f32, width: usize) -> V {
+    // SAFETY: `from` is valid for `width` values, by the caller.
+    unsafe { if width < V::LANES { V::load_part(from, width) } else { V::load(from) } }
+}
+
+/// Half-precision values as f32; their number is a multiple of 16.
+///
+/// # Safety
+/// `from` holds two bytes for each value of `to`; the processor has V's instructions.
+#[inline(always)]
+pub(super) unsafe fn widen<V: Vector, S: Source<V>>(from: &[u8], to: &mut [f32]) {
+    debug_assert!(S::BYTES == 2 && from.len() >= 2 * to.len() && to.len().is_multiple_of(PANEL_ROWS));
+    for i in (0..to.len()).step_by(V::LANES) {
+        // SAFETY: both slices hold the lanes, by the caller.
+        unsafe { S::load(from.as_ptr().add(i * S::BYTES)).store(to.as_mut_ptr().add(i)) };
     }
 }

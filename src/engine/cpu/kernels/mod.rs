@@ -5,14 +5,18 @@
 //!
 //! - `vector`, `gemm`: float kernels, generic over a register type.
 //! - `scalar`, `avx2`, `avx512`, `neon`: integer kernels and the instances of the generic ones.
-//! - `activations`, `linear`, `attention`: what the engine calls.
+//! - `avx2_words`: integer kernels for many rows.
+//! - `activations`, `linear`, `attention`: what the engine calls; `blocked` is `linear` for many rows.
 
 mod activations;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_words;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocked;
 mod gemm;
 mod linear;
 #[cfg(target_arch = "aarch64")]
@@ -27,9 +31,21 @@ pub use attention::{Matrix, MatrixMut};
 pub use linear::LinearJob;
 
 use activations::IntRows;
-use gemm::Product;
+use blocked::WordKernels;
+use gemm::{Finish, Product, Tiled};
 use linear::Tile;
 use std::marker::PhantomData;
+
+/// Activation function of a feed-forward layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nonlinearity {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `x · Φ(x)`, the exact GELU.
+    Gelu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+}
 
 /// `(gate or a, up or b, out)`, equal lengths.
 type ZipFn = unsafe fn(&[f32], &[f32], &mut [f32]);
@@ -40,6 +56,8 @@ type IntPanelFn = unsafe fn(&[u8], IntRows<'_>, usize, usize, &mut Tile);
 struct Table {
     name: &'static str,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    layer_norm: unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
+    activate: unsafe fn(&mut [f32], Nonlinearity),
     silu_mul: ZipFn,
     gelu_tanh_mul: ZipFn,
     gelu_mul: ZipFn,
@@ -51,20 +69,30 @@ struct Table {
     panel_f32: unsafe fn(Product<'_>),
     panel_f16: unsafe fn(Product<'_>),
     panel_bf16: unsafe fn(Product<'_>),
+    tile_rows: usize,
+    tiled: unsafe fn(Tiled<'_>),
+    finish: unsafe fn(Finish<'_>),
+    /// `(bytes, their values)`, a multiple of 16.
+    widen_f16: unsafe fn(&[u8], &mut [f32]),
+    widen_bf16: unsafe fn(&[u8], &mut [f32]),
     panel_w8: IntPanelFn,
     panel_w4: IntPanelFn,
     /// `(up to 32 values, their 32 quantized values)` → scale, `scale · Σ q`.
     quantize_group: unsafe fn(&[f32], &mut [i8]) -> (f32, f32),
+    /// Integer kernels for many rows, if they beat `panel_w8` and `panel_w4` there.
+    words: Option<&'static WordKernels>,
 }
 
 /// Define `TABLE` for a register type: the generic kernels compiled with the given target features, and the module's
-/// own `panel_w8`, `panel_w4` and `quantize_group`.
+/// own `panel_w8`, `panel_w4`, `quantize_group` and `WORDS`.
 macro_rules! instantiate {
     ($name:literal, $vector:ty $(, $features:literal)?) => {
         /// The kernels of this instruction set.
         pub(in crate::engine::cpu::kernels) static TABLE: crate::engine::cpu::kernels::Table = crate::engine::cpu::kernels::Table {
             name: $name,
             rms_norm: generic::rms_norm,
+            layer_norm: generic::layer_norm,
+            activate: generic::activate,
             silu_mul: generic::silu_mul,
             gelu_tanh_mul: generic::gelu_tanh_mul,
             gelu_mul: generic::gelu_mul,
@@ -76,19 +104,28 @@ macro_rules! instantiate {
             panel_f32: generic::product,
             panel_f16: generic::panel_f16,
             panel_bf16: generic::panel_bf16,
+            tile_rows: <$vector as crate::engine::cpu::kernels::vector::Vector>::TILE_ROWS,
+            tiled: generic::tiled,
+            finish: generic::finish,
+            widen_f16: generic::widen_f16,
+            widen_bf16: generic::widen_bf16,
             panel_w8,
             panel_w4,
             quantize_group,
+            words: WORDS,
         };
 
         mod generic {
             #[allow(unused_imports, reason = "the scalar instance needs no vector type")]
             use super::*;
-            use crate::engine::cpu::kernels::gemm::{self, Brain, Half, Product, Single};
+            use crate::engine::cpu::kernels::Nonlinearity;
+            use crate::engine::cpu::kernels::gemm::{self, Brain, Finish, Half, Product, Single, Tiled};
             use crate::engine::cpu::kernels::vector;
 
             crate::engine::cpu::kernels::instantiate!(@rows $vector, [$($features)?],
                 rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+                layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]);
+                activate(row: &mut [f32], function: Nonlinearity);
                 silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
                 gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
                 gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
@@ -100,6 +137,7 @@ macro_rules! instantiate {
             crate::engine::cpu::kernels::instantiate!(@product $vector, [$($features)?],
                 product Single; panel_f16 Half; panel_bf16 Brain;
             );
+            crate::engine::cpu::kernels::instantiate!(@blocked $vector, [$($features)?]);
         }
     };
     (@rows $vector:ty, $features:tt, $($function:ident($($arg:ident: $type:ty),*);)*) => {
@@ -117,6 +155,32 @@ macro_rules! instantiate {
                 unsafe { gemm::product::<$vector, $source>(p) }
             }
         );)*
+    };
+    (@blocked $vector:ty, $features:tt) => {
+        crate::engine::cpu::kernels::instantiate!(@one $features,
+            pub(super) unsafe fn tiled(p: Tiled<'_>) {
+                // SAFETY: the caller's processor has the features, see `Table`; operands as the caller promises.
+                unsafe { gemm::tiled::<$vector, { gemm::vectors::<$vector>() }>(p) }
+            }
+        );
+        crate::engine::cpu::kernels::instantiate!(@one $features,
+            pub(super) unsafe fn finish(f: Finish<'_>) {
+                // SAFETY: as for `tiled`.
+                unsafe { gemm::finish::<$vector>(f) }
+            }
+        );
+        crate::engine::cpu::kernels::instantiate!(@one $features,
+            pub(super) unsafe fn widen_f16(from: &[u8], to: &mut [f32]) {
+                // SAFETY: as for `tiled`.
+                unsafe { gemm::widen::<$vector, Half>(from, to) }
+            }
+        );
+        crate::engine::cpu::kernels::instantiate!(@one $features,
+            pub(super) unsafe fn widen_bf16(from: &[u8], to: &mut [f32]) {
+                // SAFETY: as for `tiled`.
+                unsafe { gemm::widen::<$vector, Brain>(from, to) }
+            }
+        );
     };
     (@one [], $function:item) => { $function };
     (@one [$features:literal], $function:item) => { #[target_feature(enable = $features)] $function };
@@ -182,6 +246,23 @@ impl Kernels {
         same_length(x, weight, out);
         // SAFETY: a table is only handed out on a processor that has its instructions (so too below).
         unsafe { (self.table.rms_norm)(x, weight, eps, out) }
+    }
+
+    /// Layer normalization of one row: `out = (x - mean) / sqrt(variance + eps) · weight + bias`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn layer_norm(&self, x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        same_length(x, weight, out);
+        same_length(x, bias, out);
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.layer_norm)(x, weight, bias, eps, out) }
+    }
+
+    /// `row = function(row)`.
+    pub fn activate(&self, row: &mut [f32], function: Nonlinearity) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.activate)(row, function) }
     }
 
     /// `out = gate · sigmoid(gate) · up`.
@@ -267,6 +348,12 @@ unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 impl<'a, T> Disjoint<'a, T> {
     pub(crate) fn new(data: &'a mut [T]) -> Self {
         Disjoint { data: data.as_mut_ptr(), len: data.len(), borrow: PhantomData }
+    }
+
+    /// Where element `index` is.
+    pub(crate) fn pointer(&self, index: usize) -> *mut T {
+        debug_assert!(index <= self.len);
+        self.data.wrapping_add(index)
     }
 
     /// Elements `start .. start + len`.

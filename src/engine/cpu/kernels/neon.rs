@@ -3,11 +3,15 @@
 //! Two instructions are written as assembly because their intrinsics are not stable yet: `sdot` and `fcvtl`.
 
 use super::activations::{BASE, DIGITS, IntRows};
+use super::blocked::WordKernels;
 use super::linear::Tile;
 use super::vector::Vector;
 use crate::formats::{GROUP, PANEL_ROWS, w4, w8};
 use std::arch::aarch64::*;
 use std::arch::asm;
+
+/// Byte products are faster than products of words.
+const WORDS: Option<&WordKernels> = None;
 
 /// With the dot product instruction.
 pub(super) mod dotprod {
@@ -180,6 +184,7 @@ unsafe fn quantize_group(x: &[f32], digits: &mut [i8]) -> (f32, f32) {
 // SAFETY (all functions): NEON is part of arm64; memory accesses as the caller promises.
 impl Vector for float32x4_t {
     const LANES: usize = 4;
+    const TILE_ROWS: usize = 6;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { vdupq_n_f32(x) }

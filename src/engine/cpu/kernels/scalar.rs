@@ -1,11 +1,15 @@
 //! Plain Rust kernels: the reference the others are tested against, and the way out on unknown processors.
 
 use super::activations::{BASE, DIGITS, IntRows, LARGEST};
+use super::blocked::WordKernels;
 use super::linear::Tile;
 use crate::formats::{GROUP, PANEL_ROWS, w4, w8};
 use half::f16;
 
 super::instantiate!("scalar", f32);
+
+/// Byte digits do as well here.
+const WORDS: Option<&WordKernels> = None;
 
 /// Largest magnitude that is quantized to zeros, because [`LARGEST`] divided by less overflows.
 pub(super) const TINY: f32 = 1e-33;

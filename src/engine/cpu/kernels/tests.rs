@@ -1,13 +1,13 @@
 //! Every kernel set this machine can run against plain f64 arithmetic, with shapes that leave remainders everywhere.
 
-use super::activations::{BASE, DIGITS, LARGEST};
+use super::activations::LARGEST;
 use super::scalar::TINY;
 use super::*;
 use crate::engine::cpu::pool::Pool;
 use crate::formats::{GROUP, PANEL_ROWS, PackedMatrix, WeightFormat, pack_panel};
 
-const TOKENS: [usize; 9] = [1, 2, 3, 5, 7, 31, 32, 33, 70];
-const SHAPES: [(usize, usize); 6] = [(1, 1), (16, 32), (17, 33), (40, 96), (5, 130), (48, 31)];
+const TOKENS: [usize; 11] = [1, 2, 3, 5, 7, 8, 11, 31, 32, 33, 70];
+const SHAPES: [(usize, usize); 7] = [(1, 1), (16, 32), (17, 33), (40, 96), (5, 130), (48, 31), (20, 300)];
 
 /// Repeatable values in -1..1.
 fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -27,20 +27,6 @@ fn packed(format: WeightFormat, weights: &[f32], cols: usize) -> Vec<u8> {
         pack_panel(format, rows, cols, panel).expect("packs");
     }
     bytes
-}
-
-/// The activations as the kernels see them: quantized ones decoded again.
-fn seen(x: &Activations) -> Vec<f32> {
-    if !x.is_integer() {
-        return x.floats().to_vec();
-    }
-    let int = x.integers();
-    let value = |t: usize, c: usize| {
-        let at = c / GROUP * int.rows + t;
-        let digit = |number: usize| i32::from(int.digits[at * DIGITS + number * GROUP + c % GROUP]);
-        int.scales[at] * (BASE * digit(0) + digit(1)) as f32
-    };
-    (0..x.rows()).flat_map(|t| (0..x.cols()).map(move |c| value(t, c))).collect()
 }
 
 fn close(got: f32, want: f64, size: f64, relative: f64, what: &str) {
@@ -70,11 +56,7 @@ fn integer_dot_products_are_exact() {
                     activations.prepare(&kernels, &pool, true, &x, m, cols);
                     let mut out = vec![f32::NAN; m * rows];
                     let weight = PackedMatrix::new(format, rows, cols, &bytes).expect("right length");
-                    kernels.linear(
-                        &pool,
-                        &activations,
-                        &mut [LinearJob { weight, bias: None, residual: None, out: &mut out }],
-                    );
+                    kernels.linear(&pool, &activations, &mut [LinearJob::new(weight, &mut out)]);
                     for (i, &got) in out.iter().enumerate() {
                         let (w, x) = (&weights[i % rows * cols..][..cols], &x[i / rows * cols..][..cols]);
                         let want = w.iter().zip(x).map(|(w, x)| *w as i64 * *x as i64).sum::<i64>();
@@ -101,7 +83,7 @@ fn extreme_integers_do_not_saturate() {
                     let mut x = Activations::new();
                     x.prepare(&kernels, &pool, true, &vec![sign; m * GROUP], m, GROUP);
                     let mut out = vec![0.0; m * PANEL_ROWS];
-                    kernels.linear(&pool, &x, &mut [LinearJob { weight, bias: None, residual: None, out: &mut out }]);
+                    kernels.linear(&pool, &x, &mut [LinearJob::new(weight, &mut out)]);
                     for (i, &got) in out.iter().enumerate() {
                         let want = weights[i % PANEL_ROWS * GROUP..][..GROUP].iter().sum::<f32>() * sign;
                         close(got, want.into(), 127.0 * 127.0 * 32.0, 1e-6, "dot of extremes");
@@ -128,14 +110,18 @@ fn linear_agrees_with_f64_in_every_format_and_shape() {
                 for kernels in Kernels::available() {
                     let mut activations = Activations::new();
                     activations.prepare(&kernels, &pool, format.is_integer(), &x, m, cols);
-                    let seen = seen(&activations);
+                    let seen = activations.decoded();
                     let (mut plain, mut full) = (vec![f32::NAN; m * rows], vec![f32::NAN; m * rows]);
                     kernels.linear(
                         &pool,
                         &activations,
                         &mut [
-                            LinearJob { weight, bias: None, residual: None, out: &mut plain },
-                            LinearJob { weight, bias: Some(&bias), residual: Some(&residual), out: &mut full },
+                            LinearJob::new(weight, &mut plain),
+                            LinearJob {
+                                bias: Some(&bias),
+                                residual: Some(&residual),
+                                ..LinearJob::new(weight, &mut full)
+                            },
                         ],
                     );
                     let what = format!("{kernels:?} {format:?} [{m}, {rows}, {cols}]");
@@ -153,6 +139,59 @@ fn linear_agrees_with_f64_in_every_format_and_shape() {
     }
 }
 
+/// More rows than a block and more columns than a slice, on any number of threads.
+#[test]
+fn many_rows_agree_with_f64_and_do_not_depend_on_threads() {
+    let (rows, cols, m) = (35, 530, 300);
+    let (weights, x, bias, residual) = (noise(5, rows * cols), noise(6, m * cols), noise(7, rows), noise(8, m * rows));
+    for format in WeightFormat::ALL {
+        let bytes = packed(format, &weights, cols);
+        let weight = PackedMatrix::new(format, rows, cols, &bytes).expect("right length");
+        let mut decoded = vec![0.0; rows * cols];
+        decoded.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| weight.read_row(row, out));
+        for kernels in Kernels::available() {
+            let run = |threads| {
+                let (pool, mut activations) = (Pool::new(threads), Activations::new());
+                activations.prepare(&kernels, &pool, format.is_integer(), &x, m, cols);
+                let mut outs = [vec![f32::NAN; m * rows], vec![f32::NAN; m * rows]];
+                let [plain, full] = &mut outs;
+                let job = LinearJob {
+                    bias: Some(&bias),
+                    activation: Some(Nonlinearity::GeluTanh),
+                    residual: Some(&residual),
+                    ..LinearJob::new(weight, full)
+                };
+                kernels.linear(&pool, &activations, &mut [LinearJob::new(weight, plain), job]);
+                (outs, activations.decoded())
+            };
+            let ([plain, full], seen) = run(3);
+            assert_eq!(run(1).0, [plain.clone(), full.clone()], "{kernels:?} {format:?}");
+            for i in 0..m * rows {
+                let (w, x) = (&decoded[i % rows * cols..][..cols], &seen[i / rows * cols..][..cols]);
+                let products = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+                let (sum, size) = products.fold((0.0, 2.0), |(sum, size), p| (sum + p, size + p.abs()));
+                close(plain[i], sum, size, 1e-6, &format!("{kernels:?} {format:?}"));
+                let y = sum + f64::from(bias[i % rows]);
+                let want = gelu_tanh(y) + f64::from(residual[i]);
+                close(full[i], want, size + y.abs(), 1e-6, &format!("{kernels:?} {format:?} finished"));
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "prepared for other kernels")]
+fn activations_of_other_kernels_are_refused() {
+    let (pool, bytes) = (Pool::new(1), packed(WeightFormat::F32, &[0.0; 16 * 4], 4));
+    let weight = PackedMatrix::new(WeightFormat::F32, 16, 4, &bytes).expect("right length");
+    let mut x = Activations::new();
+    x.prepare(&Kernels::detect(), &pool, false, &[0.0; 64], 16, 4);
+    if Kernels::detect().name() == Kernels::scalar().name() {
+        panic!("prepared for other kernels: this processor has one set");
+    }
+    Kernels::scalar().linear(&pool, &x, &mut [LinearJob::new(weight, &mut [0.0; 256])]);
+}
+
 #[test]
 fn the_error_of_quantization_is_within_the_bound_of_the_format() {
     let (pool, rows, cols, m) = (Pool::new(1), 32, 256, 4);
@@ -168,7 +207,7 @@ fn the_error_of_quantization_is_within_the_bound_of_the_format() {
             let mut activations = Activations::new();
             activations.prepare(&kernels, &pool, format.is_integer(), &x, m, cols);
             let mut out = vec![0.0; m * rows];
-            kernels.linear(&pool, &activations, &mut [LinearJob { weight, bias: None, residual: None, out: &mut out }]);
+            kernels.linear(&pool, &activations, &mut [LinearJob::new(weight, &mut out)]);
             let (mut noise, mut signal) = (0.0, 0.0);
             for (i, &got) in out.iter().enumerate() {
                 let (w, x) = (&weights[i % rows * cols..][..cols], &x[i / rows * cols..][..cols]);
@@ -197,12 +236,10 @@ fn activations_quantize_alike_on_every_set() {
         for kernels in Kernels::available() {
             let mut other = Activations::new();
             other.prepare(&kernels, &pool, true, &x, rows, cols);
-            let (a, b) = (reference.integers(), other.integers());
-            assert_eq!(a.digits, b.digits, "{kernels:?} [{rows}, {cols}]");
-            assert_eq!((a.scales, a.sums), (b.scales, b.sums), "{kernels:?} [{rows}, {cols}]");
+            assert_eq!(reference.decoded(), other.decoded(), "{kernels:?} [{rows}, {cols}]");
         }
         let int = reference.integers();
-        for (at, &value) in seen(&reference).iter().enumerate() {
+        for (at, &value) in reference.decoded().iter().enumerate() {
             let scale = int.scales[at % cols / GROUP * rows + at / cols];
             assert!((value - x[at]).abs() <= 0.51 * scale + TINY, "{value} for {}", x[at]);
         }
@@ -216,17 +253,13 @@ fn not_a_number_comes_out_as_not_a_number() {
         let bytes = packed(format, &noise(12, rows * cols), cols);
         let weight = PackedMatrix::new(format, rows, cols, &bytes).expect("right length");
         for kernels in Kernels::available() {
-            for (m, bad) in [(1, f32::NAN), (5, f32::NAN), (5, f32::INFINITY)] {
+            for (m, bad) in [(1, f32::NAN), (5, f32::NAN), (5, f32::INFINITY), (9, f32::NAN), (9, f32::INFINITY)] {
                 let mut x = noise(13, m * cols);
                 x[40] = bad;
                 let mut activations = Activations::new();
                 activations.prepare(&kernels, &pool, format.is_integer(), &x, m, cols);
                 let mut out = vec![0.0; m * rows];
-                kernels.linear(
-                    &pool,
-                    &activations,
-                    &mut [LinearJob { weight, bias: None, residual: None, out: &mut out }],
-                );
+                kernels.linear(&pool, &activations, &mut [LinearJob::new(weight, &mut out)]);
                 assert!(out[..rows].iter().all(|y| !y.is_finite()), "{kernels:?} {format:?} {bad}");
                 assert!(out[rows..].iter().all(|y| y.is_finite()), "{kernels:?} {format:?} {bad}");
             }
@@ -242,7 +275,7 @@ fn a_wrong_output_length_is_refused() {
     let weight = PackedMatrix::new(WeightFormat::F32, 16, 4, &bytes).expect("right length");
     let mut x = Activations::new();
     x.prepare(&kernels, &pool, false, &[0.0; 8], 2, 4);
-    kernels.linear(&pool, &x, &mut [LinearJob { weight, bias: None, residual: None, out: &mut [0.0; 31] }]);
+    kernels.linear(&pool, &x, &mut [LinearJob::new(weight, &mut [0.0; 31])]);
 }
 
 #[test]
@@ -284,11 +317,18 @@ fn sweep() -> Vec<f32> {
     (-4999..5000).map(|i| (i as f32 / 5000.0).powi(3) * 100.0).collect()
 }
 
+fn sigmoid(s: f64) -> f64 {
+    1.0 / (1.0 + (-s).exp())
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    x * sigmoid(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))
+}
+
 #[test]
 fn gated_activations_agree_with_f64() {
     let x = sweep();
     let up = noise(17, x.len());
-    let sigmoid = |s: f64| 1.0 / (1.0 + (-s).exp());
     let phi = x.iter().map(|&x| 0.5 * erfc(-f64::from(x) / std::f64::consts::SQRT_2)).collect::<Vec<_>>();
     for kernels in Kernels::available() {
         let mut out = vec![0.0; x.len()];
@@ -312,6 +352,27 @@ fn gated_activations_agree_with_f64() {
         for i in 0..x.len() {
             let g = f64::from(x[i]);
             close(out[i], g * phi[i] * f64::from(up[i]), g.abs(), 3e-7, &format!("{kernels:?} gelu {g}"));
+        }
+    }
+}
+
+/// One factor more than the gated kernels have would show: they are the same functions times 1.
+#[test]
+fn activations_alone_are_the_gated_ones_with_ones() {
+    let (x, ones) = (sweep(), vec![1.0; sweep().len()]);
+    for kernels in Kernels::available() {
+        let mut gated = vec![0.0; x.len()];
+        type Gated = fn(&Kernels, &[f32], &[f32], &mut [f32]);
+        let functions: [(Nonlinearity, Gated); 3] = [
+            (Nonlinearity::Silu, Kernels::silu_mul),
+            (Nonlinearity::Gelu, Kernels::gelu_mul),
+            (Nonlinearity::GeluTanh, Kernels::gelu_tanh_mul),
+        ];
+        for (function, multiply) in functions {
+            multiply(&kernels, &x, &ones, &mut gated);
+            let mut alone = x.clone();
+            kernels.activate(&mut alone, function);
+            assert_eq!(alone, gated, "{kernels:?} {function:?}");
         }
     }
 }
@@ -385,6 +446,18 @@ fn row_operations_agree_with_f64() {
             for i in 0..n {
                 let want = f64::from(a[i]) / (mean + 1e-5).sqrt() * f64::from(b[i]);
                 close(out[i], want, want.abs(), 1e-6, &format!("{kernels:?} rms_norm {n}"));
+            }
+            let c = noise(21, n);
+            // A mean that is large beside the differences: these must not be computed from squares.
+            let shifted = a.iter().map(|x| x + 100.0).collect::<Vec<_>>();
+            kernels.layer_norm(&shifted, &b, &c, 1e-5, &mut out);
+            let mean = shifted.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64;
+            let variance = shifted.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n as f64;
+            for i in 0..n {
+                let normal = (f64::from(shifted[i]) - mean) / (variance + 1e-5).sqrt();
+                let want = normal * f64::from(b[i]) + f64::from(c[i]);
+                // The mean is rounded to f32.
+                close(out[i], want, 1.0, 1e-4, &format!("{kernels:?} layer_norm {n}"));
             }
             kernels.add(&a, &b, &mut out);
             assert!((0..n).all(|i| out[i] == a[i] + b[i]), "{kernels:?} add {n}");

@@ -3,6 +3,8 @@
 //! Everything here is `#[inline(always)]`, so that it is compiled with the target features of the function it ends up
 //! in (see `instantiate!`).
 
+use super::Nonlinearity;
+
 /// As many f32 lanes as one register holds.
 ///
 /// # Safety
@@ -10,6 +12,8 @@
 /// pointer to be valid for the lanes they touch (no alignment needed).
 pub(super) trait Vector: Copy {
     const LANES: usize;
+    /// Rows of a register tile 16 columns wide: as many as the registers hold sums for.
+    const TILE_ROWS: usize;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
@@ -110,6 +114,16 @@ unsafe fn gelu<V: Vector>(x: V) -> V {
     }
 }
 
+/// GELU by its tanh approximation: 0.5·(1 + tanh u) is the logistic function of 2u.
+#[inline(always)]
+unsafe fn gelu_tanh<V: Vector>(x: V) -> V {
+    // SAFETY: the caller's processor has V's instructions.
+    unsafe {
+        let inner = V::splat(0.044_715).mul_add(x.mul(x).mul(x), x);
+        times_sigmoid(x, inner.mul(V::splat(1.595_769)))
+    }
+}
+
 // Loops over whole vectors and the remainder. Macros, not functions with a closure: a closure is compiled without the
 // target features of the function around it and would call, not inline, its instructions.
 
@@ -175,17 +189,70 @@ pub(super) unsafe fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], eps: f32, ou
 }
 
 #[inline(always)]
+pub(super) unsafe fn layer_norm<V: Vector>(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    let n = out.len().min(x.len()).min(weight.len()).min(bias.len());
+    let (whole, left) = (n - n % V::LANES, n % V::LANES);
+    // SAFETY: every access is below n, which is within all four slices; instructions as the caller promises.
+    unsafe {
+        let mut total = V::splat(0.0);
+        for i in (0..whole).step_by(V::LANES) {
+            total = total.add(V::load(x.as_ptr().add(i)));
+        }
+        let mean = (total.sum() + x[whole..n].iter().sum::<f32>()) / n as f32;
+        // The variance from the differences: from the squares it would cancel when the mean is large.
+        let mut squares = V::splat(0.0);
+        for i in (0..whole).step_by(V::LANES) {
+            let difference = V::load(x.as_ptr().add(i)).sub(V::splat(mean));
+            squares = difference.mul_add(difference, squares);
+        }
+        let rest = x[whole..n].iter().map(|x| (x - mean) * (x - mean)).sum::<f32>();
+        let factor = 1.0 / ((squares.sum() + rest) / n as f32 + eps).sqrt();
+        let (mean, factor) = (V::splat(mean), V::splat(factor));
+        for i in (0..whole).step_by(V::LANES) {
+            let (weight, bias) = (V::load(weight.as_ptr().add(i)), V::load(bias.as_ptr().add(i)));
+            let normal = V::load(x.as_ptr().add(i)).sub(mean).mul(factor);
+            normal.mul_add(weight, bias).store(out.as_mut_ptr().add(i));
+        }
+        if left > 0 {
+            let (x, to) = (V::load_part(x.as_ptr().add(whole), left), out.as_mut_ptr().add(whole));
+            let weight = V::load_part(weight.as_ptr().add(whole), left);
+            let bias = V::load_part(bias.as_ptr().add(whole), left);
+            x.sub(mean).mul(factor).mul_add(weight, bias).store_part(to, left);
+        }
+    }
+}
+
+/// `function` of one vector.
+#[inline(always)]
+pub(super) unsafe fn apply<V: Vector>(function: Nonlinearity, x: V) -> V {
+    // SAFETY: the caller's processor has V's instructions.
+    unsafe {
+        match function {
+            Nonlinearity::Silu => times_sigmoid(x, x),
+            Nonlinearity::Gelu => gelu(x),
+            Nonlinearity::GeluTanh => gelu_tanh(x),
+        }
+    }
+}
+
+/// `row = function(row)`; the function is looked at once, not for each vector.
+#[inline(always)]
+pub(super) unsafe fn activate<V: Vector>(row: &mut [f32], function: Nonlinearity) {
+    match function {
+        Nonlinearity::Silu => map!(V, row, |x| times_sigmoid(x, x)),
+        Nonlinearity::Gelu => map!(V, row, |x| gelu(x)),
+        Nonlinearity::GeluTanh => map!(V, row, |x| gelu_tanh(x)),
+    }
+}
+
+#[inline(always)]
 pub(super) unsafe fn silu_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     zip!(V, gate, up, out, |g, u| times_sigmoid(g, g).mul(u));
 }
 
-/// 0.5·(1 + tanh u) is the logistic function of 2u.
 #[inline(always)]
 pub(super) unsafe fn gelu_tanh_mul<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    zip!(V, gate, up, out, |g, u| {
-        let inner = V::splat(0.044_715).mul_add(g.mul(g).mul(g), g);
-        times_sigmoid(g, inner.mul(V::splat(1.595_769))).mul(u)
-    });
+    zip!(V, gate, up, out, |g, u| gelu_tanh(g).mul(u));
 }
 
 #[inline(always)]
@@ -237,6 +304,7 @@ pub(super) unsafe fn softmax<V: Vector>(row: &mut [f32]) {
 /// One f32: the scalar instance.
 impl Vector for f32 {
     const LANES: usize = 1;
+    const TILE_ROWS: usize = 2;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         x

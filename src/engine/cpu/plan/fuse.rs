@@ -1,7 +1,8 @@
-//! Nodes to steps: finds the patterns that have a kernel of their own.
+//! Nodes to steps: one for each pattern that has a kernel of its own, one for each other node.
 
+use super::super::kernels::Nonlinearity;
 use super::super::weights::WeightTable;
-use super::{Action, Attention, Demand, Gate, IndexCheck, Job, MaskInput, RowRule, Step};
+use super::{Action, Demand, IndexCheck, Job, MaskInput, RowRule, Step};
 use crate::graph::{Graph, Node, Op, ValueId, ValueKind};
 
 /// Result of fusing.
@@ -44,8 +45,8 @@ impl Aliases {
 }
 
 /// What is known about each value of the graph.
-struct Facts<'a> {
-    graph: &'a Graph,
+pub(super) struct Facts<'a> {
+    pub graph: &'a Graph,
     weights: &'a WeightTable,
     /// Node that computes the value.
     producer: Vec<Option<usize>>,
@@ -75,29 +76,29 @@ impl<'a> Facts<'a> {
         facts
     }
 
-    fn shape(&self, id: ValueId) -> &'a [usize] {
+    pub fn shape(&self, id: ValueId) -> &'a [usize] {
         &self.graph.value(id).info.shape
     }
 
     /// Number of the graph input that `id` is.
-    fn input(&self, id: ValueId) -> Option<usize> {
+    pub fn input(&self, id: ValueId) -> Option<usize> {
         self.graph.inputs.iter().position(|&input| input == id)
     }
 
     /// The node that computes `id`, if nobody but one reader sees the value: then it need not exist.
-    fn private(&self, id: ValueId) -> Option<(usize, &'a Node)> {
+    pub fn private(&self, id: ValueId) -> Option<(usize, &'a Node)> {
         let index = self.producer[id.0 as usize]?;
         let unseen = self.readers[id.0 as usize] == 1 && !self.is_output[id.0 as usize];
         unseen.then(|| (index, &self.graph.nodes[index]))
     }
 
-    fn plain_weight(&self, id: ValueId) -> Option<usize> {
+    pub fn plain_weight(&self, id: ValueId) -> Option<usize> {
         let value = self.graph.value(id);
         let number = (value.kind == ValueKind::Weight).then(|| self.weights.number(&value.info.name)).flatten()?;
         (!self.weights.is_packed(number)).then_some(number)
     }
 
-    fn packed_weight(&self, id: ValueId) -> Option<usize> {
+    pub fn packed_weight(&self, id: ValueId) -> Option<usize> {
         let value = self.graph.value(id);
         let number = (value.kind == ValueKind::Weight).then(|| self.weights.number(&value.info.name)).flatten()?;
         self.weights.is_packed(number).then_some(number)
@@ -110,9 +111,9 @@ impl<'a> Facts<'a> {
 }
 
 /// A step found by a pattern, and the nodes it makes unnecessary.
-struct Match {
-    step: Step<ValueId>,
-    absorbed: Vec<usize>,
+pub(super) struct Match {
+    pub step: Step<ValueId>,
+    pub absorbed: Vec<usize>,
 }
 
 /// Turn every node into a step, or a part of one.
@@ -160,23 +161,24 @@ fn index_checks(graph: &Graph) -> Vec<IndexCheck> {
     checks
 }
 
-struct Fuser<'a> {
-    facts: Facts<'a>,
+pub(super) struct Fuser<'a> {
+    pub facts: Facts<'a>,
     alias: Aliases,
-    masks: Vec<MaskInput>,
+    pub masks: Vec<MaskInput>,
     block_rows: Option<usize>,
     /// The value's outermost axis in memory is the rows of the block.
     has_rows: Vec<bool>,
     /// By node: the step it is the last node of.
     matches: Vec<Option<Step<ValueId>>>,
     /// By node: part of another node's step.
-    absorbed: Vec<bool>,
+    pub absorbed: Vec<bool>,
 }
 
 impl Fuser<'_> {
     fn find_patterns(&mut self) {
         // Attention first: its pieces (adds, scales) would match smaller patterns too.
-        let finders: [fn(&mut Self, usize) -> Option<Match>; 3] = [Self::attention, Self::gated, Self::residual];
+        let finders: [fn(&mut Self, usize) -> Option<Match>; 5] =
+            [Self::attention, Self::self_attention, Self::gated, Self::activation, Self::residual];
         for find in finders {
             for index in 0..self.facts.graph.nodes.len() {
                 if self.absorbed[index] || self.matches[index].is_some() {
@@ -188,112 +190,6 @@ impl Fuser<'_> {
                 }
             }
         }
-    }
-
-    /// The whole of one attention, seen from the transpose behind it.
-    fn attention(&mut self, index: usize) -> Option<Match> {
-        let f = &self.facts;
-        let last = &f.graph.nodes[index];
-        is_transpose(last, &[0, 2, 1, 3])?;
-        let mut absorbed = Vec::new();
-        let mut step_back = |id: ValueId| {
-            let (index, node) = f.private(id)?;
-            absorbed.push(index);
-            Some(node)
-        };
-        let weighted = step_back(last.inputs[0]).filter(|n| n.op == Op::MatMul)?;
-        let softmax = step_back(weighted.inputs[0]).filter(|n| n.op == Op::Softmax)?;
-        let masked = step_back(softmax.inputs[0]).filter(|n| n.op == Op::Add)?;
-        let mut scores = step_back(masked.inputs[0])?;
-        let soft_cap = if let Op::SoftCap { cap } = scores.op { Some(cap) } else { None };
-        if soft_cap.is_some() {
-            scores = step_back(scores.inputs[0])?;
-        }
-        let scale = if let Op::Scale { factor } = scores.op { Some(factor) } else { None };
-        if scale.is_some() {
-            scores = step_back(scores.inputs[0])?;
-        }
-        let scores = Some(scores).filter(|n| n.op == Op::MatMul)?;
-        let turned = step_back(scores.inputs[0])?;
-        is_transpose(turned, &[0, 2, 1, 3])?;
-        let keys = step_back(scores.inputs[1]).filter(|n| n.op == Op::Concat { axis: 3 } && n.inputs.len() == 2)?;
-        let values = step_back(weighted.inputs[1]).filter(|n| n.op == Op::Concat { axis: 2 } && n.inputs.len() == 2)?;
-
-        let (&[1, rows, heads, head_dim], &[_, kv_heads, _, cache]) =
-            (f.shape(turned.inputs[0]), f.shape(keys.inputs[0]))
-        else {
-            return None;
-        };
-        let &[_, value_heads, value_cache, value_dim] = f.shape(values.inputs[0]) else { return None };
-        let block = f.shape(keys.inputs[1])[3];
-        let fits = value_heads == kv_heads && value_cache == cache;
-        let fits = fits && block == rows && f.shape(values.inputs[1])[2] == rows;
-        let given = f.input(keys.inputs[0]).is_some() && f.input(values.inputs[0]).is_some();
-        let mask = f.input(masked.inputs[1])?;
-        if !fits || !given || f.shape(masked.inputs[1]) != [1, 1, rows, cache + rows] {
-            return None;
-        }
-        let cached = [keys.inputs[0], values.inputs[0]];
-        let new = [keys.inputs[1], values.inputs[1]];
-        let reads = [turned.inputs[0], cached[0], cached[1], new[0], new[1], masked.inputs[1]];
-        let output = last.output;
-        let mask = self.mask_number(MaskInput { input: mask, cache, block });
-        let scale = scale.unwrap_or(1.0);
-        let attention = Attention { rows, heads, kv_heads, head_dim, value_dim, cache, scale, soft_cap, mask };
-        let step = step(Action::Attention(attention), &reads, output, RowRule::Own);
-        Some(Match { step, absorbed })
-    }
-
-    fn mask_number(&mut self, mask: MaskInput) -> usize {
-        self.masks.iter().position(|known| *known == mask).unwrap_or_else(|| {
-            self.masks.push(mask);
-            self.masks.len() - 1
-        })
-    }
-
-    /// `Mul(act(gate), up)`.
-    fn gated(&mut self, index: usize) -> Option<Match> {
-        let f = &self.facts;
-        let node = &f.graph.nodes[index];
-        if node.op != Op::Mul || f.shape(node.inputs[0]) != f.shape(node.inputs[1]) {
-            return None;
-        }
-        for (gate, up) in [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])] {
-            let Some((absorbed, activation)) = f.private(gate) else { continue };
-            let gate = match activation.op {
-                Op::Silu => Gate::Silu,
-                Op::Gelu => Gate::Gelu,
-                Op::GeluTanh => Gate::GeluTanh,
-                _ => continue,
-            };
-            let step = step(Action::Gated(gate), &[activation.inputs[0], up], node.output, RowRule::RowWise);
-            return Some(Match { step, absorbed: vec![absorbed] });
-        }
-        None
-    }
-
-    /// `Add(x, Linear(y))`: the linear step adds `x` itself.
-    fn residual(&mut self, index: usize) -> Option<Match> {
-        let f = &self.facts;
-        let node = &f.graph.nodes[index];
-        if node.op != Op::Add || f.shape(node.inputs[0]) != f.shape(node.inputs[1]) {
-            return None;
-        }
-        for (branch, residual) in [(node.inputs[1], node.inputs[0]), (node.inputs[0], node.inputs[1])] {
-            let Some((absorbed, linear)) = f.private(branch) else { continue };
-            if self.absorbed[absorbed] || linear.op != Op::Linear {
-                continue;
-            }
-            if let Some(mut step) = self.linear(linear) {
-                step.reads.push(residual);
-                step.writes = vec![node.output];
-                if let Action::Linear { jobs, .. } = &mut step.action {
-                    jobs[0].residual = Some(1);
-                }
-                return Some(Match { step, absorbed: vec![absorbed] });
-            }
-        }
-        None
     }
 
     fn emit(&mut self) -> Vec<Step<ValueId>> {
@@ -376,6 +272,10 @@ impl Fuser<'_> {
             Op::Linear => return self.linear(node),
             Op::Embedding => Action::Embedding { table: f.packed_weight(inputs[1])? },
             Op::RmsNorm { eps } => Action::RmsNorm { weight: f.plain_weight(inputs[1])?, eps: *eps },
+            Op::LayerNorm { eps } => {
+                Action::LayerNorm { weight: f.plain_weight(inputs[1])?, bias: f.plain_weight(inputs[2])?, eps: *eps }
+            }
+            Op::Silu | Op::Gelu | Op::GeluTanh => Action::Activation(nonlinearity(&node.op)?),
             Op::Rope { interleaved } => Action::Rope {
                 cos: f.plain_weight(inputs[1])?,
                 sin: f.plain_weight(inputs[2])?,
@@ -408,7 +308,7 @@ impl Fuser<'_> {
         Some(step(action, &reads, node.output, RowRule::RowWise))
     }
 
-    fn linear(&self, node: &Node) -> Option<Step<ValueId>> {
+    pub fn linear(&self, node: &Node) -> Option<Step<ValueId>> {
         let f = &self.facts;
         let weight = f.packed_weight(node.inputs[1])?;
         let bias = match node.inputs.get(2) {
@@ -416,9 +316,10 @@ impl Fuser<'_> {
             None => None,
         };
         let width = f.shape(node.inputs[1])[1];
+        let rows = f.shape(node.inputs[0]).iter().rev().skip(1).product();
         let integer = f.weights.is_integer(weight);
-        let jobs = vec![Job { weight, bias, residual: None }];
-        Some(step(Action::Linear { jobs, width, integer }, &node.inputs[..1], node.output, RowRule::RowWise))
+        let jobs = vec![Job { weight, bias, activation: None, residual: None }];
+        Some(step(Action::Linear { jobs, rows, width, integer }, &node.inputs[..1], node.output, RowRule::RowWise))
     }
 
     fn generic(&self, node: &Node) -> Step<ValueId> {
@@ -429,12 +330,22 @@ impl Fuser<'_> {
     }
 }
 
-fn step(action: Action, reads: &[ValueId], write: ValueId, rows: RowRule) -> Step<ValueId> {
+pub(super) fn step(action: Action, reads: &[ValueId], write: ValueId, rows: RowRule) -> Step<ValueId> {
     Step { action, reads: reads.to_vec(), writes: vec![write], demand: Demand::Valid, rows }
 }
 
-fn is_transpose(node: &Node, wanted: &[usize]) -> Option<()> {
+pub(super) fn is_transpose(node: &Node, wanted: &[usize]) -> Option<()> {
     matches!(&node.op, Op::Transpose { perm } if perm == wanted).then_some(())
+}
+
+/// The activation function that an operator is.
+pub(super) fn nonlinearity(op: &Op) -> Option<Nonlinearity> {
+    match op {
+        Op::Silu => Some(Nonlinearity::Silu),
+        Op::Gelu => Some(Nonlinearity::Gelu),
+        Op::GeluTanh => Some(Nonlinearity::GeluTanh),
+        _ => None,
+    }
 }
 
 /// The node's result has its operand's elements in the same order.

@@ -2,8 +2,8 @@
 //!
 //! [`Plan::new`] goes through four stages:
 //!
-//! 1. `fuse`: nodes become [`Step`]s. Known patterns (attention, gated activations, residual adds) become one step,
-//!    everything else a step per node, so that any valid graph runs.
+//! 1. `fuse`: nodes become [`Step`]s. Known `patterns` (attention, activations and residual adds with the matrix before
+//!    them) become one step, everything else a step per node, so that any valid graph runs.
 //! 2. `demand`: which rows of each value anyone will look at, and which steps nobody needs.
 //! 3. `group`: linear steps that read the same rows are put into one parallel region.
 //! 4. `memory`: where each value lives, so that memory is reused as soon as it is free.
@@ -12,9 +12,12 @@ mod demand;
 mod fuse;
 mod group;
 mod memory;
+mod patterns;
 
+use super::kernels::Nonlinearity;
 use super::weights::WeightTable;
 use crate::error::Result;
+use crate::formats::PANEL_ROWS;
 use crate::graph::{Graph, Op};
 
 pub(super) use memory::Place;
@@ -94,14 +97,6 @@ pub(super) enum RowRule {
     Whole,
 }
 
-/// Gate activation of an MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gate {
-    Silu,
-    Gelu,
-    GeluTanh,
-}
-
 /// Shape of one attention step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Attention {
@@ -125,6 +120,37 @@ pub(super) struct Attention {
     pub mask: usize,
 }
 
+/// Shape of one attention step without cache and mask.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct SelfAttention {
+    /// Rows of the queries.
+    pub rows: usize,
+    /// Rows of the keys and values.
+    pub columns: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of a query and key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+}
+
+impl SelfAttention {
+    /// Elements of the packed keys of 16 columns.
+    pub fn key_strip(&self) -> usize {
+        self.head_dim * PANEL_ROWS
+    }
+
+    /// Elements of 16 dimensions of the packed values.
+    pub fn value_strip(&self) -> usize {
+        self.columns * PANEL_ROWS
+    }
+}
+
 /// One matrix of a linear step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Job {
@@ -132,6 +158,8 @@ pub(super) struct Job {
     pub weight: usize,
     /// Plain vector.
     pub bias: Option<usize>,
+    /// Applied to the result, bias included.
+    pub activation: Option<Nonlinearity>,
     /// Which of the step's reads is added.
     pub residual: Option<usize>,
 }
@@ -144,6 +172,8 @@ pub(super) enum Action {
     /// Reads `x` and the residuals; writes one result per job.
     Linear {
         jobs: Vec<Job>,
+        /// Rows of `x`.
+        rows: usize,
         /// Input channels.
         width: usize,
         /// All weights are of integer formats, so `x` is quantized.
@@ -151,6 +181,10 @@ pub(super) enum Action {
     },
     /// Reads `x`.
     RmsNorm { weight: usize, eps: f32 },
+    /// Reads `x`.
+    LayerNorm { weight: usize, bias: usize, eps: f32 },
+    /// Reads `x`.
+    Activation(Nonlinearity),
     /// Reads `x` and the positions.
     Rope {
         cos: usize,
@@ -162,7 +196,7 @@ pub(super) enum Action {
         interleaved: bool,
     },
     /// Reads gate and up.
-    Gated(Gate),
+    Gated(Nonlinearity),
     /// Reads two operands of one shape.
     Add,
     /// Reads `x`.
@@ -173,6 +207,8 @@ pub(super) enum Action {
     KvTranspose { keys: bool, rows: usize, heads: usize, dim: usize },
     /// Reads q, cached keys, cached values, new keys, new values, the mask; writes `[rows, heads, value_dim]`.
     Attention(Attention),
+    /// Reads q `[rows, heads, head_dim]`, k and v `[columns, kv_heads, …]`; writes `[rows, heads, value_dim]`.
+    SelfAttention(SelfAttention),
     /// The same elements in another place.
     Copy,
     /// Any operator, as the IR defines it; reads its operands.
