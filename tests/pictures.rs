@@ -212,10 +212,10 @@ fn three_turns(runner: &mut Runner) -> Vec<Vec<u32>> {
 #[test]
 fn block_size_mode_and_cache_change_no_token() {
     for family in ["smolvlm", "internvl3"] {
-        let expected = three_turns(&mut open_with(family, 256, 16, RunnerOptions::default()));
+        let expected = three_turns(&mut open_with(family, 512, 16, RunnerOptions::default()));
         for (block, cache) in [(1, 0), (1, 1 << 20), (5, 0), (32, 0), (64, 1 << 20)] {
             let options = RunnerOptions { image_cache_bytes: cache, ..RunnerOptions::default() };
-            let found = three_turns(&mut open_with(family, 256, block, options));
+            let found = three_turns(&mut open_with(family, 512, block, options));
             assert_eq!(found, expected, "{family}, block {block}, cache {cache}");
         }
     }
@@ -273,14 +273,12 @@ fn pictures_with_equal_tokens_are_not_mixed_up() {
     let red = ask(vec![plain(20, 20, [255, 0, 0])], "What is it?");
     let blue = ask(vec![plain(20, 20, [0, 0, 255])], "What is it?");
     assert_eq!(runner.encode(&red).expect("ids"), runner.encode(&blue).expect("ids"));
-    generate(&mut runner, &red, 2);
-    runner.rewind(0).expect("rewind");
+    runner.prefill_messages(&red).expect("prefill");
     let reply = generate(&mut runner, &blue, 2);
-    // Everything up to the picture is shared, nothing of it.
-    let prompt = runner.encode(&[]).err();
-    assert!(prompt.is_none() || reply.stats.reused_tokens < 8, "{}", reply.stats.reused_tokens);
-    let start = reply.stats.reused_tokens;
-    assert!(start < 8, "{start} tokens were reused across different pictures");
+    let shared = reply.stats.reused_tokens;
+    let first_row = runner.tokenizer().token_id("<image>").expect("a token");
+    let before_the_picture = runner.history_tokens().iter().position(|&id| id == first_row).expect("a picture");
+    assert_eq!(shared, before_the_picture, "everything before the picture is shared, nothing of it");
     let mut fresh = open("smolvlm", Tiling::Single);
     assert_eq!(generate(&mut fresh, &blue, 2).tokens, reply.tokens);
 }
@@ -399,7 +397,7 @@ fn a_cancel_between_tiles_leaves_no_trace() {
 fn odd_sizes_are_pictures_too() {
     for (family, tiling) in [("smolvlm", Tiling::Split), ("smolvlm", Tiling::Whole), ("internvl3", Tiling::Split)] {
         let mut runner = open(family, tiling);
-        for (width, height) in [(1, 1), (1, 50), (50, 1), (400, 30)] {
+        for (width, height) in [(1, 1), (1, 50), (50, 1), (4000, 300)] {
             let messages = ask(vec![plain(width, height, [200, 100, 50])], "What is it?");
             match runner.generate(&messages, &tokens(2), &mut |_| Flow::Continue) {
                 Ok(reply) => assert_eq!(reply.tokens.len(), 2, "{family} {width} x {height}"),

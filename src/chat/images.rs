@@ -80,10 +80,13 @@ impl ImageMarkup {
                     }
                     text.push('\n');
                 }
-                if layout.rows > 0 {
+                if layout.overview && layout.rows > 0 {
                     text.push('\n');
                 }
-                text + &format!("{around}{global}{rows}{around}")
+                if layout.overview {
+                    text += &format!("{around}{global}{rows}");
+                }
+                text + around
             }
         })
     }
@@ -126,6 +129,8 @@ mod tests {
         let intern = ImageMarkup::intern_vl();
         assert_eq!(intern.expand(whole, 2).unwrap(), "<img><IMG_CONTEXT><IMG_CONTEXT></img>");
         assert_eq!(intern.expand(split, 1).unwrap(), "<img><IMG_CONTEXT><IMG_CONTEXT><IMG_CONTEXT></img>");
+        let tiles_only = TileLayout { overview: false, ..split };
+        assert_eq!(smol.expand(tiles_only, 1).unwrap().matches("<image>").count(), 2);
         assert!(smol.expand(TileLayout { rows: 0, cols: 0, overview: false }, 2).is_err());
     }
 }

@@ -114,18 +114,6 @@ impl Message {
         self.parts.iter().map(text).collect()
     }
 
-    /// The same message with neighbouring texts as one part.
-    pub(super) fn merged(&self) -> Self {
-        let mut parts: Vec<Part> = Vec::new();
-        for part in &self.parts {
-            match (parts.last_mut(), part) {
-                (Some(Part::Text(text)), Part::Text(more)) => text.push_str(more),
-                _ => parts.push(part.clone()),
-            }
-        }
-        Message { role: self.role, parts }
-    }
-
     /// Whether any part is a picture.
     pub fn has_images(&self) -> bool {
         self.parts.iter().any(Part::is_image)

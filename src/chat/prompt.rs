@@ -38,6 +38,9 @@ pub struct PromptEncoder {
     controls: ControlTexts,
     /// What no reply may spell: less, because templates look for `</think>` and the like in replies.
     reply_controls: ControlTexts,
+    /// White space that the template writes in front of a reply, but not at the end of a prompt (SmolVLM: `Assistant: hi`
+    /// after `Assistant:`). The model samples it as a part of its reply.
+    seam: String,
 }
 
 /// A conversation whose contents carry marks.
@@ -64,6 +67,7 @@ impl PromptEncoder {
         Ok(PromptEncoder {
             controls: ControlTexts::new(tokenizer.control_texts(false)),
             reply_controls: ControlTexts::new(unread),
+            seam: template.as_ref().and_then(seam_of).unwrap_or_default(),
             tokenizer,
             template,
         })
@@ -195,7 +199,8 @@ impl PromptEncoder {
                 return Err(Error::invalid(format!("sampled reply for message {index}: replies must be in order")));
             }
             last = Some(index);
-            *message = Message::assistant(self.tokenizer.decode(&reply.ids, true));
+            let text = self.tokenizer.decode(&reply.ids, true);
+            *message = Message::assistant(text.strip_prefix(self.seam.as_str()).unwrap_or(&text));
         }
         Ok(messages)
     }
@@ -210,10 +215,11 @@ impl PromptEncoder {
         Ok(Escaped { messages: escaped, marks })
     }
 
-    /// The message with marks in its texts. Texts that will stand together are looked at together.
+    /// The message with marks in its texts. Each text by itself: marks at its borders keep it from completing a control
+    /// token with whatever will stand beside it.
     fn escape_message(&self, message: &Message, marks: &mut Marks) -> Result<Message> {
         let controls = if message.role == Role::Assistant { &self.reply_controls } else { &self.controls };
-        let mut message = message.merged();
+        let mut message = message.clone();
         for part in &mut message.parts {
             if let Part::Text(text) = part {
                 let escaped = controls.escape(text, marks)?;
@@ -303,6 +309,10 @@ impl PromptEncoder {
         let mut rest = marked.as_str();
         for (reply, (_, _, fenced)) in replies.iter().zip(&fences) {
             let Some((before, after)) = rest.split_once(fenced.as_str()) else { return Ok(None) };
+            // The ids begin with the seam, which the template has written already.
+            let brings_seam = self.tokenizer.decode(&reply.ids, true).starts_with(self.seam.as_str());
+            let before = if brings_seam { before.strip_suffix(self.seam.as_str()) } else { Some(before) };
+            let Some(before) = before else { return Ok(None) };
             segments.push(Segment::Text(before.to_string()));
             segments.push(Segment::Sampled(&reply.ids));
             rest = after;
@@ -356,6 +366,18 @@ impl PromptEncoder {
     pub fn encode_plain(&self, text: &str, add_bos: bool) -> Result<Vec<u32>> {
         self.tokenizer.encode(text, EncodeOptions { add_bos, parse_special: false })
     }
+}
+
+/// The white space between the end of a prompt and a reply in the history, if that is all there is between them.
+fn seam_of(template: &ChatTemplate) -> Option<String> {
+    const PROBE: &str = "etgenai";
+    let prompt = template.render(&[Message::user("?")], &RenderOptions::default()).ok()?;
+    let history = [Message::user("?"), Message::assistant(PROBE)];
+    let history =
+        template.render(&history, &RenderOptions { add_generation_prompt: false, ..Default::default() }).ok()?;
+    let (before, _) = history.split_once(PROBE)?;
+    let seam = before.strip_prefix(prompt.as_str())?;
+    seam.chars().all(char::is_whitespace).then(|| seam.to_string())
 }
 
 /// Whether a template looks for a token within contents: `'</think>' in content`, `content.split('</think>')`.

@@ -273,11 +273,9 @@ fn message_json(message: &Message, form: ContentForm) -> Json {
     json!({"role": message.role.as_str(), "content": content})
 }
 
-/// `{"type": "text", …}` and `{"type": "image"}` in order. Neighbouring texts are one part, as if they had been written
-/// together.
+/// `{"type": "text", …}` and `{"type": "image"}` in order.
 fn typed_parts(message: &Message) -> Vec<Json> {
-    let parts = message.merged().parts;
-    let typed = parts.iter().map(|part| match part {
+    let typed = message.parts.iter().map(|part| match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
         Part::Image(_) | Part::Embedding(_) => json!({"type": "image"}),
     });

@@ -1,4 +1,5 @@
-//! `etgenai bench`: load time, prefill and decode speed, memory; with `--ops` the time operator by operator.
+//! `etgenai bench`: load time, encoder time of a picture, prefill and decode speed, memory; with `--ops` the time operator
+//! by operator.
 
 use super::machine::{memory_read_speed, peak_memory_bytes};
 use super::output::{self, Align, Spread, Table, print_fields, print_json, print_line};
@@ -6,6 +7,7 @@ use super::progress::Progress;
 use super::{Outcome, interrupt, positive};
 use etgenai::engine::OpProfile;
 use etgenai::engine::cpu::pool::physical_cores;
+use etgenai::media::{PixelTensor, TileLayout};
 use etgenai::runner::{Runner, RunnerOptions, SamplingOptions};
 use etgenai::{Error, Result};
 use serde_json::{Value, json};
@@ -61,6 +63,8 @@ struct Report {
     kv_bytes: u64,
     context_capacity: usize,
     load_ms: Spread,
+    /// Of models that take pictures.
+    encoder: Option<Encoder>,
     /// Tokens a second.
     prefill: Spread,
     /// Tokens a second, choosing the most likely token included.
@@ -69,10 +73,21 @@ struct Report {
     ops: Option<Operators>,
 }
 
+/// The vision encoder's part.
+struct Encoder {
+    /// Side of a tile, pixels.
+    tile_size: usize,
+    /// Tokens a tile becomes.
+    rows_per_tile: usize,
+    /// Milliseconds a tile.
+    tile_ms: Spread,
+}
+
 /// Where the time goes, for `--ops`.
 struct Operators {
     /// Bytes a second.
     memory_read_speed: f64,
+    encoder: Vec<OpProfile>,
     prefill: Vec<OpProfile>,
     decode: Vec<OpProfile>,
 }
@@ -82,6 +97,7 @@ fn measure(args: &Args, json: bool, cancelled: &AtomicBool) -> Result<Report> {
     check_capacity(args, runner.context_capacity())?;
     let prompt = prompt(args.prompt_tokens, runner.decoder().contract().vocabulary);
 
+    let encoder = measure_encoder(&mut runner, args.repeat, cancelled)?;
     let bar = Progress::steps("measuring", "runs", json);
     // The first run touches the weights and the KV cache for the first time; it is not counted.
     time_run(&mut runner, &prompt, args.new_tokens)?;
@@ -100,10 +116,11 @@ fn measure(args: &Args, json: bool, cancelled: &AtomicBool) -> Result<Report> {
     Ok(Report {
         engine: decoder.component().description(),
         threads: args.threads(),
-        weight_bytes: decoder.component().weight_bytes(),
+        weight_bytes: runner.weight_bytes(),
         kv_bytes: decoder.contract().kv_bytes(),
         context_capacity: decoder.context_capacity(),
         load_ms,
+        encoder,
         prefill: spread(&prefill)?,
         decode: spread(&decode)?,
         peak_memory_bytes,
@@ -177,7 +194,43 @@ fn decode(runner: &mut Runner, count: usize) -> Result<()> {
     Ok(())
 }
 
+/// Time the vision encoder on one tile, whose pixels do not change the work.
+fn measure_encoder(runner: &mut Runner, repeat: usize, cancelled: &AtomicBool) -> Result<Option<Encoder>> {
+    let Some((tile_size, rows_per_tile, _)) = runner.image_geometry() else { return Ok(None) };
+    let pixels = gray_tile(tile_size);
+    runner.encode_pixels(&pixels)?;
+    let mut times = Vec::new();
+    for _ in 0..repeat {
+        check(cancelled)?;
+        let start = Instant::now();
+        runner.encode_pixels(&pixels)?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(Some(Encoder { tile_size, rows_per_tile, tile_ms: spread(&times)? }))
+}
+
+fn gray_tile(side: usize) -> PixelTensor {
+    let layout = TileLayout { rows: 0, cols: 0, overview: true };
+    PixelTensor { values: vec![0.25; 3 * side * side], tiles: 1, height: side, width: side, layout }
+}
+
+/// Operator times of the vision encoder on one tile.
+fn profile_encoder(runner: &mut Runner) -> Result<Vec<OpProfile>> {
+    let Some((tile_size, ..)) = runner.image_geometry() else { return Ok(Vec::new()) };
+    let set_profiling = |runner: &mut Runner, on| {
+        if let Some(encoder) = runner.vision_encoder_mut() {
+            encoder.component_mut().set_profiling(on);
+        }
+    };
+    set_profiling(runner, true);
+    runner.encode_pixels(&gray_tile(tile_size))?;
+    let profile = runner.vision_encoder_mut().map(|encoder| encoder.component().profile()).unwrap_or_default();
+    set_profiling(runner, false);
+    Ok(profile)
+}
+
 fn profile(runner: &mut Runner, prompt: &[u32], args: &Args) -> Result<Operators> {
+    let encoder = profile_encoder(runner)?;
     runner.reset();
     runner.component_mut().set_profiling(true);
     runner.prefill(prompt)?;
@@ -187,7 +240,7 @@ fn profile(runner: &mut Runner, prompt: &[u32], args: &Args) -> Result<Operators
     decode(runner, args.new_tokens)?;
     let decode = runner.decoder().component().profile();
     runner.component_mut().set_profiling(false);
-    Ok(Operators { memory_read_speed: memory_read_speed(args.threads()), prefill, decode })
+    Ok(Operators { memory_read_speed: memory_read_speed(args.threads()), encoder, prefill, decode })
 }
 
 impl Report {
@@ -200,6 +253,13 @@ impl Report {
             "new_tokens": args.new_tokens,
             "context_capacity": self.context_capacity,
             "load_ms": self.load_ms,
+            "encoder": self.encoder.as_ref().map(|encoder| {
+                json!({
+                    "tile_size": encoder.tile_size,
+                    "rows_per_tile": encoder.rows_per_tile,
+                    "tile_ms": encoder.tile_ms,
+                })
+            }),
             "prefill_tokens_per_second": self.prefill,
             "decode_tokens_per_second": self.decode,
             "weight_bytes": self.weight_bytes,
@@ -210,15 +270,19 @@ impl Report {
     }
 
     fn print(&self, args: &Args) -> Outcome {
-        print_fields(&[
-            ("engine", self.engine.clone()),
-            ("load", format!("{} ms", self.load_ms)),
+        let mut fields = vec![("engine", self.engine.clone()), ("load", format!("{} ms", self.load_ms))];
+        if let Some(Encoder { tile_size, rows_per_tile, tile_ms }) = &self.encoder {
+            let size = format!("{tile_size} x {tile_size} pixels to {rows_per_tile} tokens");
+            fields.push(("encoder", format!("{tile_ms} ms a tile, {size}")));
+        }
+        fields.extend([
             ("prefill", format!("{} tokens/s, {} tokens", self.prefill, args.prompt_tokens)),
             ("decode", format!("{} tokens/s, {} tokens", self.decode, args.new_tokens)),
             ("weights", output::bytes(self.weight_bytes)),
             ("KV cache", format!("{}, {} tokens", output::bytes(self.kv_bytes), self.context_capacity)),
             ("peak memory", self.peak_memory_bytes.map_or("not known".into(), output::bytes)),
-        ])?;
+        ]);
+        print_fields(&fields)?;
         self.ops.as_ref().map_or(Ok(()), Operators::print)
     }
 }
@@ -227,6 +291,7 @@ impl Operators {
     fn json(&self) -> Value {
         json!({
             "memory_read_bytes_per_second": self.memory_read_speed,
+            "encoder": self.encoder.iter().map(|op| self.op_json(op, &self.encoder)).collect::<Vec<_>>(),
             "prefill": self.prefill.iter().map(|op| self.op_json(op, &self.prefill)).collect::<Vec<_>>(),
             "decode": self.decode.iter().map(|op| self.op_json(op, &self.decode)).collect::<Vec<_>>(),
         })
@@ -248,7 +313,8 @@ impl Operators {
 
     fn print(&self) -> Outcome {
         print_line(&format!("\nmemory reads at {:.1} GB/s", self.memory_read_speed / 1e9))?;
-        for (phase, ops) in [("prefill", &self.prefill), ("decode", &self.decode)] {
+        let phases = [("encoder", &self.encoder), ("prefill", &self.prefill), ("decode", &self.decode)];
+        for (phase, ops) in phases.into_iter().filter(|(_, ops)| !ops.is_empty()) {
             print_line("")?;
             let mut table = Table::new(&[
                 (phase, Align::Left),

@@ -222,6 +222,11 @@ fn model_fields(model: &ModelSpec) -> Vec<(&'static str, String)> {
     if let Some(window) = d.sliding_window {
         fields.push(("window", format!("{window} tokens in sliding layers")));
     }
+    if let Some(v) = &model.vision {
+        fields.push(("encoder", format!("{} layers, hidden {}, feed-forward {}", v.layers, v.hidden_size, v.ffn_size)));
+        let tile = format!("{0} x {0} pixels in patches of {1}", v.image_size, v.patch_size);
+        fields.push(("tile", format!("{tile}, {} tokens", v.tokens_per_tile())));
+    }
     fields
 }
 

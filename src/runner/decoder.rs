@@ -103,6 +103,11 @@ impl Decoder {
     }
 
     /// The token embedding, where the decoder takes hidden states.
+    pub fn embedding(&self) -> Option<&TokenEmbedding> {
+        self.embedding.as_ref()
+    }
+
+    /// The token embedding, to use it.
     pub fn embedding_mut(&mut self) -> Option<&mut TokenEmbedding> {
         self.embedding.as_mut()
     }

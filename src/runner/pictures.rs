@@ -259,6 +259,13 @@ impl Runner {
         Some((encoder.tile_size(), encoder.rows_per_tile(), encoder.width()))
     }
 
+    /// Bytes of weights of all components, mapped or in memory.
+    pub fn weight_bytes(&self) -> u64 {
+        let embedding = self.decoder.embedding().map_or(0, |embedding| embedding.component().weight_bytes());
+        let encoder = self.vision.as_ref().map_or(0, |vision| vision.encoder.component().weight_bytes());
+        self.decoder.component().weight_bytes() + embedding + encoder
+    }
+
     /// Pictures in the image cache, and the bytes their rows take.
     pub fn image_cache_size(&self) -> (usize, usize) {
         self.vision.as_ref().map_or((0, 0), |vision| vision.cache.size())
