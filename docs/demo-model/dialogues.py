@@ -215,14 +215,13 @@ def which_answer(hits, n):
     return "none" if not hits else f"the {ORDINALS[hits[0]]} image" if len(hits) == 1 else "both images" if n == 2 else None
 
 
-def same(rng, images):
+def same(rng, images, k=None):
+    k = rng.randrange(2) if k is None else k
     if len(images) == 2 and rng.random() < 0.7:
-        k = rng.randrange(2)
         if rng.random() < 0.25:
             return "same", fill(rng, rng.choice([OTHER_COLOUR, OTHER_SHAPE][k])), lambda x: yes(x[0][k] != x[1][k])
         return "same", fill(rng, rng.choice([SAME_COLOUR, SAME_SHAPE][k])), lambda x: yes(x[0][k] == x[1][k])
     i, j = rng.sample(range(len(images)), 2)
-    k = rng.randrange(2)
     text = fill(rng, rng.choice([TWO_SAME_COLOUR, TWO_SAME_SHAPE][k]), n=ORDINALS[i], m=ORDINALS[j])
     return "same", text, lambda x: yes(x[i][k] == x[j][k])
 
@@ -359,6 +358,67 @@ def yes_lesson(rng, negated=0.0):
     return images, turns
 
 
+def which_lesson(rng):
+    """A third lesson: which image has it, which is the way back from a shape to a place."""
+    if rng.random() < 0.15:
+        return yes_lesson(rng, 0.5)
+    plan = rng.choice([(2,), (2,), (2, 0), (1, 1), (3,)])
+    images = list(zip(rng.sample(COLOURS, sum(plan)), rng.sample(SHAPES, sum(plan))))
+    turns, seen = [], 0
+    for new in plan:
+        seen += new
+        q = which(rng, images[:seen], sure=True) if seen > 1 else free_question(rng, 0, images)
+        turns.append((new, style(rng, q[1]), q[2](images[:seen])))
+    return images, turns
+
+
+def same_lesson(rng):
+    """A fourth lesson: two images compared, mostly their colours, which are harder than shapes. Half of the answers are yes."""
+    if rng.random() < 0.12:
+        return rng.choice([which_lesson, not_lesson, order_lesson])(rng)
+    plan = rng.choice([(2,), (2,), (2,), (2,), (1, 1), (2, 0)])
+    images = [(rng.choice(COLOURS), rng.choice(SHAPES))]
+    while len(images) < sum(plan):
+        other = rng.choice(images)
+        images.append((other[0] if rng.random() < 0.5 else rng.choice(COLOURS), other[1] if rng.random() < 0.35 else rng.choice(SHAPES)))
+    turns, seen = [], 0
+    for new in plan:
+        seen += new
+        k = int(rng.random() < 0.2)
+        q = easy_question(rng, 0, images) if seen == 1 else (new_same if new == 1 and rng.random() < 0.7 else same)(rng, images[:seen], k=k)
+        turns.append((new, style(rng, q[1].rstrip("?")), q[2](images[:seen])))
+    return images, turns
+
+
+def third_lesson(rng):
+    """A third image after two: compared with an earlier one, or which of the three it is."""
+    plan = rng.choice([(2, 1), (2, 0, 1), (2, 1, 0), (1, 1, 1)])
+    images = list(zip(rng.sample(COLOURS, 3), rng.sample(SHAPES, 3)))
+    compare = rng.random() < 0.6
+    if compare:
+        like, k = images[rng.randrange(2)], rng.randrange(2)
+        images[2] = (like[0], images[2][1]) if k == 0 else (images[2][0], like[1])
+    turns, seen = [], 0
+    for new in plan:
+        seen += new
+        q = None
+        while not q or not q[2](images[:seen]):
+            if seen == 3 and new and compare:
+                q = new_same(rng, images, k if rng.random() < 0.75 else 1 - k)
+            elif seen == 3:
+                q = which(rng, images)
+            else:
+                q = question(rng, images[:seen], new)
+        turns.append((new, style(rng, q[1].rstrip("?")), q[2](images[:seen])))
+    return images, turns
+
+
+def mixed(rng):
+    """The full mixture with more of what comes last: comparisons, and third images."""
+    r = rng.random()
+    return (same_lesson if r < 0.1 else third_lesson if r < 0.45 else conversation)(rng)
+
+
 def not_lesson(rng):
     return yes_lesson(rng, 0.5)
 
@@ -402,7 +462,7 @@ def order_blind(images, questions):
     return max(votes.values()) / sum(votes.values())
 
 
-LESSONS = {"order": order_lesson, "yes": yes_lesson, "not": not_lesson}
+LESSONS = {"order": order_lesson, "yes": yes_lesson, "not": not_lesson, "which": which_lesson, "same": same_lesson, "mixed": mixed, "all": conversation}
 
 
 # ---- the text of a conversation
