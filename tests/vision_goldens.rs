@@ -159,7 +159,7 @@ fn quantized_encoders_stay_close() {
     for (family, cases) in FAMILIES {
         let (spec, golden) = (spec(family), Golden::open(family));
         for (format, floor) in
-            [(WeightFormat::F16, 50.0), (WeightFormat::Bf16, 35.0), (WeightFormat::W8, 28.0), (WeightFormat::W4, 10.0)]
+            [(WeightFormat::F16, 50.0), (WeightFormat::Bf16, 35.0), (WeightFormat::W8, 28.0), (WeightFormat::W4, 8.0)]
         {
             let directory = tempfile::tempdir().unwrap();
             let options = etgenai::compile::CompileOptions {

@@ -208,6 +208,9 @@ impl Manifest {
             let field = format!("components.{name}.file");
             check_file_name(&component.file, path, &field)?;
         }
+        if let Some(vision) = &self.model.vision {
+            vision.validate().map_err(|e| Error::format(path, "model.vision", e.to_string()))?;
+        }
         if self.prefill_ar == 0 || self.prefill_ar >= self.context_capacity {
             let reason =
                 format!("{} must be at least 1 and below context_capacity {}", self.prefill_ar, self.context_capacity);

@@ -31,15 +31,7 @@ impl PlannedComponent<'_> {
     }
 }
 
-/// The names of the components a model is compiled into, in the order in which they run.
-pub(super) fn component_names(spec: &ModelSpec) -> &'static [&'static str] {
-    match spec.vision {
-        Some(_) => &[VISION_ENCODER, TOK_EMBEDDING, TEXT_DECODER],
-        None => &[TEXT_DECODER],
-    }
-}
-
-/// Build the graphs of every component and bind their weights, in the order of [`component_names`].
+/// Build the graphs of every component and bind their weights, in the order in which the components run.
 pub(super) fn plan_components<'a>(
     checkpoint: &'a Checkpoint,
     spec: &ModelSpec,

@@ -1,12 +1,14 @@
 //! One component of an artefact, compiled again: another precision for the encoder does not need the decoder redone.
 
-use super::components::{PlannedComponent, component_names, plan_components};
+use super::components::{PlannedComponent, plan_components};
 use super::options::CompileOptions;
 use super::{CompileReport, ProgressFn, Stage, identify, step, write_components};
-use crate::artefact::{Artefact, ArtefactWriter, MANIFEST_FILE, Manifest, VISION_ENCODER};
+use crate::artefact::{Artefact, ArtefactWriter, ComponentEntry, MANIFEST_FILE, Manifest, VISION_ENCODER};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::registry::ModelSpec;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::Instant;
@@ -45,20 +47,31 @@ pub fn recompile_component(
 
     let entries = write_components(&writer, &planned, options, progress)?;
     let mut report = CompileReport::new(&manifest.model, options, sizes, &planned, &entries);
-    let mut renewed = manifest.clone();
-    (_, renewed.generator) = Manifest::identity();
-    if let (VISION_ENCODER, Some(vision), Some(new)) = (component, &mut renewed.model.vision, &spec.vision) {
-        vision.position_rule = new.position_rule;
-    }
+    let renewed = renew(manifest, spec, component, entries);
     let replaced = &manifest.component(component)?.file;
     for file in manifest.files().into_iter().filter(|file| *file != MANIFEST_FILE && file != replaced) {
         take_over(&directory.join(file), &writer.file_path(file)?)?;
     }
-    renewed.components.extend(entries);
-    step(progress, Stage::Finish, MANIFEST_FILE, 1, 1)?;
+    step(progress, Stage::Finish, MANIFEST_FILE, 3, 3)?;
     writer.publish(&renewed)?;
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// The manifest with the new component in place of the old one.
+fn renew(old: &Manifest, spec: ModelSpec, component: &str, entries: BTreeMap<String, ComponentEntry>) -> Manifest {
+    let mut renewed = old.clone();
+    (_, renewed.generator) = Manifest::identity();
+    renewed.components.extend(entries);
+    // Equal to the old one but for what may differ. A specification that was read from text again and again could
+    // drift in the last digit of a number.
+    renewed.model = ModelSpec { name: old.model.name.clone(), ..spec };
+    if let (Some(vision), Some(old)) = (&mut renewed.model.vision, &old.model.vision)
+        && component != VISION_ENCODER
+    {
+        vision.position_rule = old.position_rule;
+    }
+    renewed
 }
 
 /// The component called `name`. The others are planned too, since only then every tensor of the checkpoint has a use.
@@ -70,11 +83,11 @@ fn plan_one<'a>(
     options: &CompileOptions,
 ) -> Result<Vec<PlannedComponent<'a>>> {
     let mut planned = plan_components(checkpoint, spec, sizes, options)?;
-    planned.retain(|component| component.name == name);
-    if planned.is_empty() {
-        let have = component_names(spec).join(", ");
+    if !planned.iter().any(|component| component.name == name) {
+        let have = planned.iter().map(|component| component.name).collect::<Vec<_>>().join(", ");
         return Err(Error::NotFound(format!("model {} is not compiled into a {name}, but into: {have}", spec.name)));
     }
+    planned.retain(|component| component.name == name);
     Ok(planned)
 }
 
@@ -85,28 +98,28 @@ fn check_same_model(compiled: &ModelSpec, checkpoint: &ModelSpec) -> Result<()> 
     if let (Some(expected), Some(found)) = (&mut expected.vision, &checkpoint.vision) {
         expected.position_rule = found.position_rule;
     }
-    if expected == *checkpoint {
+    let failed = |e: serde_json::Error| Error::internal(format!("model spec: {e}"));
+    // Written and read like the other one, so that both lost the same digits.
+    let text = serde_json::to_string(checkpoint).map_err(failed)?;
+    let found: ModelSpec = serde_json::from_str(&text).map_err(failed)?;
+    if expected == found {
         return Ok(());
     }
-    let differing = differing_fields(&expected, checkpoint)?;
+    let (expected, found) =
+        (serde_json::to_value(expected).map_err(failed)?, serde_json::to_value(found).map_err(failed)?);
+    let difference = first_difference("", &expected, &found).unwrap_or_default();
     Err(Error::invalid(format!(
-        "the checkpoint is another model than the artefact was compiled from: {differing}; compile all of it instead"
+        "the checkpoint is another model than the artefact was compiled from: {difference}; compile all of it instead"
     )))
 }
 
-/// The first hyper-parameter that differs, with both values.
-fn differing_fields(compiled: &ModelSpec, checkpoint: &ModelSpec) -> Result<String> {
-    let json = |spec: &ModelSpec| serde_json::to_value(spec).map_err(|e| Error::internal(format!("model spec: {e}")));
-    let (a, b) = (json(compiled)?, json(checkpoint)?);
-    Ok(first_difference("", &a, &b).unwrap_or_else(|| "a value that is not written down differs".into()))
-}
-
-fn first_difference(at: &str, a: &serde_json::Value, b: &serde_json::Value) -> Option<String> {
+/// Path of the first value that differs, and both values.
+fn first_difference(at: &str, a: &Value, b: &Value) -> Option<String> {
     if a == b {
         return None;
     }
     if let (Some(a), Some(b)) = (a.as_object(), b.as_object()) {
-        let absent = serde_json::Value::Null;
+        let absent = Value::Null;
         let fields = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
         let path = |key: &str| if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") };
         return fields.into_iter().find_map(|key| {

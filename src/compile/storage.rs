@@ -13,15 +13,16 @@ struct Uses {
     matrix: bool,
     /// As anything else.
     other: bool,
-    /// As an embedding table or the matrix of the last linear operator, the head.
+    /// As an embedding table or the matrix of the last linear operator: a decoder's head, an encoder's connector.
     sensitive: bool,
 }
 
 /// Decide how each weight of `graphs` is stored.
 ///
-/// Matrices of linear operators and embedding tables are stored in `format`; with [`WeightFormat::W4`] the embedding
-/// table and the output head are stored as [`WeightFormat::W8`], because an error there reaches every token. All other
-/// weights (norms, biases, RoPE tables) are f32. A weight that several operators or graphs use is stored once.
+/// Matrices of linear operators and embedding tables are stored in `format`; with [`WeightFormat::W4`] an embedding table
+/// and the last matrix of a graph (the output head of a decoder, the connector of a vision encoder) are stored as
+/// [`WeightFormat::W8`], because nothing behind it makes up for an error there. All other weights (norms, biases,
+/// position and RoPE tables) are f32. A weight that several operators or graphs use is stored once.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if two graphs want different shapes of one weight.

@@ -6,6 +6,8 @@ use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::path::Path;
 
+mod vision;
+
 #[test]
 fn names_are_unique_and_found_in_any_case() {
     let names: HashSet<_> = entries().iter().map(|e| e.name.to_ascii_lowercase()).collect();
@@ -34,7 +36,16 @@ fn sizes_are_consistent() {
 
 #[test]
 fn the_required_families_are_runnable_and_the_rest_say_why_not() {
-    for name in ["llama3_2-1b_instruct", "smollm2_135m", "qwen2_5-0_5b", "qwen3-0_6b", "gemma3-1b"] {
+    let required = [
+        "llama3_2-1b_instruct",
+        "smollm2_135m",
+        "qwen2_5-0_5b",
+        "qwen3-0_6b",
+        "gemma3-1b",
+        "smolvlm_500m_instruct",
+        "internvl3_1b",
+    ];
+    for name in required {
         assert_eq!(find(name).unwrap().runnable, Runnable::Yes, "{name}");
     }
     for entry in entries() {
@@ -179,8 +190,20 @@ fn published_configurations_are_recognised() {
 #[test]
 fn every_fixture_is_read() {
     let families = [
-        "llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "phi4mini", "glm", "glm_edge",
+        "llama",
+        "smollm2",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "phi4mini",
+        "glm",
+        "glm_edge",
         "smollm3",
+        "smolvlm",
+        "internvl3",
     ];
     for family in families {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(family).join("config.json");
@@ -308,9 +331,12 @@ proptest! {
     /// Whatever a configuration holds, the answer is a valid specification or an error.
     #[test]
     fn hostile_configurations_do_not_panic(
-        base in prop_oneof![Just(smollm2()), Just(gemma3()), Just(qwen3())],
+        base in prop_oneof![
+            Just(smollm2()), Just(gemma3()), Just(qwen3()), Just(vision::smolvlm_500m()), Just(vision::internvl3_1b()),
+        ],
         model_type in proptest::sample::select(vec![
             "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "phi3", "smollm3", "glm",
+            "idefics3", "smolvlm", "internvl",
         ]),
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any_value()), 1..4),
     ) {
@@ -322,6 +348,7 @@ proptest! {
         config.insert("model_type".into(), model_type.into());
         if let Ok(spec) = ModelSpec::from_config(&config) {
             spec.decoder.validate().unwrap();
+            spec.vision.iter().for_each(|vision| vision.validate().unwrap());
         }
     }
 }

@@ -124,22 +124,22 @@ impl VisionSpec {
 
     /// Positions the tower works on: the patches, and the class token if there is one.
     pub fn positions(&self) -> usize {
-        self.patches_per_side().pow(2) + usize::from(self.class_token)
+        self.patches_per_side().saturating_pow(2).saturating_add(usize::from(self.class_token))
     }
 
     /// Rows T that one picture becomes.
     pub fn tokens_per_tile(&self) -> usize {
-        (self.patches_per_side() / self.pixel_shuffle.max(1)).pow(2)
+        (self.patches_per_side() / self.pixel_shuffle.max(1)).saturating_pow(2)
     }
 
     /// Values of one patch, channel by channel.
     pub fn patch_values(&self) -> usize {
-        self.channels * self.patch_size.pow(2)
+        self.channels.saturating_mul(self.patch_size.saturating_pow(2))
     }
 
     /// Width of a token between pixel shuffle and connector.
     pub fn shuffled_size(&self) -> usize {
-        self.hidden_size * self.pixel_shuffle.pow(2)
+        self.hidden_size.saturating_mul(self.pixel_shuffle.saturating_pow(2))
     }
 
     /// Check that a graph can be built from this: sizes positive and within limits, the patches a multiple of the
@@ -206,19 +206,13 @@ impl VisionSpec {
         if !side.is_multiple_of(self.pixel_shuffle) {
             return Err(("pixel_shuffle", format!("{side} patches a side do not divide by {}", self.pixel_shuffle)));
         }
-        // `pixel_shuffle` is at most `side` now, and `side` and `patch_size` at most `MAX_IMAGE_SIZE`, so that the
-        // squares cannot overflow; the products can.
+        // A size that overflows is saturated, and then too large for its bytes to be addressed.
         let elements = [
             ("patch_size", self.patch_values().checked_mul(self.hidden_size)),
             ("image_size", self.positions().checked_mul(self.hidden_size)),
             ("intermediate_size", self.ffn_size.checked_mul(self.hidden_size)),
             ("hidden_size", self.hidden_size.checked_mul(self.hidden_size)),
-            (
-                "pixel_shuffle",
-                self.hidden_size
-                    .checked_mul(self.pixel_shuffle.pow(2))
-                    .and_then(|width| width.checked_mul(self.output_size)),
-            ),
+            ("pixel_shuffle", self.shuffled_size().checked_mul(self.output_size)),
         ];
         let fits = |elements: Option<usize>| {
             elements.and_then(|n| n.checked_mul(size_of::<f32>())).is_some_and(|bytes| isize::try_from(bytes).is_ok())

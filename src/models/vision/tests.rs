@@ -96,7 +96,7 @@ fn intern_vit_has_a_class_token_no_last_norm_and_no_nodes_for_layer_scale() {
         assert!(names.iter().any(|found| found == name), "{name} is missing in {names:?}");
     }
     assert!(
-        !names.iter().any(|name| name.starts_with("layernorm") || name.contains("lambda") || name.ends_with("mul"))
+        !names.iter().any(|name| name.starts_with("layernorm") || name.contains("lambda") || name.ends_with(" mul"))
     );
     let with_norm = VisionSpec { post_norm: true, ..intern_vit() };
     assert!(nodes(&build_vision_encoder(&with_norm).unwrap()).contains(&"layernorm layer_norm".to_owned()));

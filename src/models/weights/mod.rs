@@ -203,3 +203,5 @@ impl Adjust {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vision_tests;

@@ -4,32 +4,51 @@ use super::layout::TEXT_MODELS;
 use super::*;
 use crate::models::build_decoder;
 use crate::registry::ModelSpec;
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::TensorView;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-fn fixture(family: &str) -> PathBuf {
+pub(super) fn fixture(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(family)
 }
 
-/// Bind the tiny checkpoint of a family after `change` was applied to its tensors (name, shape, bytes).
-fn bind_changed(family: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) -> Result<()> {
-    let bytes = std::fs::read(fixture(family).join("model.safetensors")).unwrap();
-    let stored = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let dtype = stored.iter().next().unwrap().1.dtype();
-    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> =
-        stored.iter().map(|(name, t)| (name.into(), t.shape().to_vec(), t.data().to_vec())).collect();
-    change(&mut tensors);
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(fixture(family).join("config.json"), folder.path().join("config.json")).unwrap();
-    save(&folder.path().join("model.safetensors"), dtype, &tensors);
-    let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let spec = ModelSpec::from_config(checkpoint.config()).unwrap().decoder;
-    BoundWeights::new(&spec, 64, &checkpoint).map(drop)
+/// A tensor of a changed checkpoint: name, shape, bytes.
+pub(super) type Stored = (String, Vec<usize>, Vec<u8>);
+
+/// A copy of a tiny checkpoint, changed.
+pub(super) struct Changed {
+    folder: tempfile::TempDir,
 }
 
-fn save(path: &Path, dtype: Dtype, tensors: &[(String, Vec<usize>, Vec<u8>)]) {
-    let views = tensors.iter().map(|(n, shape, data)| (n, TensorView::new(dtype, shape.clone(), data).unwrap()));
-    safetensors::serialize_to_file(views, None, path).unwrap();
+impl Changed {
+    /// The checkpoint of a family after `change` was applied to its configuration and its tensors.
+    pub fn new(family: &str, change: impl FnOnce(&mut Map<String, Value>, &mut Vec<Stored>)) -> Self {
+        let bytes = std::fs::read(fixture(family).join("model.safetensors")).unwrap();
+        let stored = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let dtype = stored.iter().next().unwrap().1.dtype();
+        let mut tensors: Vec<Stored> =
+            stored.iter().map(|(name, t)| (name.into(), t.shape().to_vec(), t.data().to_vec())).collect();
+        let config = std::fs::read(fixture(family).join("config.json")).unwrap();
+        let mut config = serde_json::from_slice(&config).unwrap();
+        change(&mut config, &mut tensors);
+
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+        let views = tensors.iter().map(|(n, shape, data)| (n, TensorView::new(dtype, shape.clone(), data).unwrap()));
+        safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+        Self { folder }
+    }
+
+    pub fn open(&self) -> Checkpoint {
+        Checkpoint::open(self.folder.path()).unwrap()
+    }
+}
+
+/// Bind the decoder of a text model after `change` was applied to its tensors.
+fn bind_changed(family: &str, change: impl FnOnce(&mut Vec<Stored>)) -> Result<()> {
+    let checkpoint = Changed::new(family, |_, tensors| change(tensors)).open();
+    let spec = ModelSpec::from_config(checkpoint.config()).unwrap().decoder;
+    BoundWeights::new(&spec, 64, &checkpoint).map(drop)
 }
 
 #[test]
