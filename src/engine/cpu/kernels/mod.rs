@@ -49,6 +49,8 @@ pub enum Nonlinearity {
 
 /// `(gate or a, up or b, out)`, equal lengths.
 type ZipFn = unsafe fn(&[f32], &[f32], &mut [f32]);
+/// `(x, weight, bias, epsilon, out)`, equal lengths.
+type LayerNormFn = unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]);
 /// `(panel, x, first row of x, rows of x, results)`.
 type IntPanelFn = unsafe fn(&[u8], IntRows<'_>, usize, usize, &mut Tile);
 
@@ -56,7 +58,7 @@ type IntPanelFn = unsafe fn(&[u8], IntRows<'_>, usize, usize, &mut Tile);
 struct Table {
     name: &'static str,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
-    layer_norm: unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
+    layer_norm: LayerNormFn,
     activate: unsafe fn(&mut [f32], Nonlinearity),
     silu_mul: ZipFn,
     gelu_tanh_mul: ZipFn,
