@@ -131,6 +131,7 @@ fn decode_as(
     match format {
         ImageFormat::Png => check_png_size(name, bytes, options)?,
         ImageFormat::Jpeg => jpeg::check_complete(bytes).map_err(|why| Error::format(name, format_name, why))?,
+        ImageFormat::WebP => check_webp_length(name, bytes)?,
         _ => {}
     }
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
@@ -153,6 +154,17 @@ fn check_png_size(name: &str, bytes: &[u8], options: &DecodeOptions) -> Result<(
         (Some(width), Some(height)) => options.check_size(name, width.into(), height.into()),
         _ => Err(Error::format(name, "PNG", "the file ends within its header")),
     }
+}
+
+/// The decoder stops at the pixels, but an orientation may follow them.
+fn check_webp_length(name: &str, bytes: &[u8]) -> Result<()> {
+    let claimed = bytes.get(4..8).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes).unwrap_or_default();
+    let needed = u64::from(claimed) + 8;
+    if needed > bytes.len() as u64 {
+        let reason = format!("truncated: {} of {needed} bytes", bytes.len());
+        return Err(Error::format(name, "WebP", reason));
+    }
+    Ok(())
 }
 
 /// EXIF orientation; upright if there is none or none that makes sense.

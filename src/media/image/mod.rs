@@ -2,10 +2,11 @@
 //!
 //! In reading order: the handle (`source`); what it is made from: encoded files (`decode`, `jpeg`), pixels in memory
 //! (`pixels`, `yuv`), transparency (`alpha`); then the processor: its settings (`config`), the sizes a picture passes
-//! through (`plan`, `tiles`), resampling (`resample`, `picture`), and the whole (`processor`).
+//! through (`plan`, `tiles`), resampling (`resample`, `convolve`, `picture`), and the whole (`processor`).
 
 mod alpha;
 mod config;
+mod convolve;
 mod decode;
 mod jpeg;
 mod picture;

@@ -1,13 +1,14 @@
 //! Resampling of RGB bytes, to the byte as Pillow does it.
 //!
-//! A separable convolution: rows first, rounded to bytes, then columns. Both passes use weights with 22 bits behind the
+//! A separable convolution: one side, rounded to bytes, then the other. Both passes use weights with 22 bits behind the
 //! binary point, normalized in double precision, and round to nearest. A side that keeps its length is not touched.
 
-use std::borrow::Cow;
 use std::f64::consts::PI;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::convolve::{PRECISION, Pair, weigh_rows};
 use super::picture::{Picture, Size};
 
 /// A resampling filter; the number is what `resample` in a processor file says.
@@ -84,9 +85,6 @@ fn hamming(x: f64) -> f64 {
     }
 }
 
-/// Bits behind the binary point of a weight: 8 bits of a level and 2 of headroom leave 22 of 32.
-const PRECISION: u32 = 22;
-
 impl Picture<'_> {
     /// The picture scaled to `size`; borrowed if that is its size.
     pub(super) fn resized(&self, size: Size, filter: Filter) -> Picture<'_> {
@@ -97,31 +95,39 @@ impl Picture<'_> {
         if filter == Filter::Nearest {
             return Picture::new(size, nearest(self, size));
         }
-        let columns = (size.width != source.width).then(|| Kernel::new(filter, source.width, size.width));
-        let rows = (size.height != source.height).then(|| Kernel::new(filter, source.height, size.height));
-        let narrowed = match columns {
-            Some(kernel) => Cow::Owned(resize_rows(self.rgb(), source.width, &kernel)),
-            None => Cow::Borrowed(self.rgb()),
-        };
-        match rows {
-            Some(kernel) => Picture::new(size, resize_columns(&narrowed, size.width * 3, &kernel)),
-            None => Picture::new(size, narrowed),
+        let columns = |picture: &Picture<'_>| resize_columns(picture, size.height, filter);
+        let rows = |picture: &Picture<'_>| resize_rows(picture, size.width, filter);
+        match (size.width != source.width, size.height != source.height) {
+            (true, false) => rows(self),
+            (false, _) => columns(self),
+            (true, true) if height_first(source, size) => rows(&columns(self)),
+            (true, true) => columns(&rows(self)),
         }
     }
 }
 
-/// The weights of one side: for each output position the first source position and what follows counts.
+/// Which side goes first decides the bytes, because the picture is rounded in between. Pillow 13 starts with the height
+/// where that shrinks by more than twice as many pixels as the width, which leaves less to do; earlier versions never
+/// did.
+fn height_first(source: Size, target: Size) -> bool {
+    let shrinks_by = |source: usize, target: usize| source as i64 - target as i64;
+    let height = shrinks_by(source.height, target.height);
+    height > 0 && height > 2 * shrinks_by(source.width, target.width)
+}
+
+/// The weights of one side.
 struct Kernel {
+    /// One for each output position.
     windows: Vec<Window>,
-    /// All weights, window after window.
-    weights: Vec<i32>,
+    /// All taps, window after window.
+    taps: Vec<Pair>,
 }
 
 struct Window {
     /// First source position.
     start: usize,
-    /// Where its weights are.
-    weights: std::ops::Range<usize>,
+    /// Where its taps are.
+    taps: Range<usize>,
 }
 
 impl Kernel {
@@ -130,22 +136,32 @@ impl Kernel {
         // When shrinking, the kernel widens so that every source pixel counts.
         let stretch = scale.max(1.0);
         let support = filter.support() * stretch;
-        let mut windows = Vec::with_capacity(target);
+        let mut kernel = Kernel { windows: Vec::with_capacity(target), taps: Vec::new() };
         let mut weights = Vec::new();
-        let mut window = Vec::new();
         for position in 0..target {
             let center = (position as f64 + 0.5) * scale;
             // Casts truncate, and bring what is below zero to zero.
             let start = (center - support + 0.5) as usize;
             let end = ((center + support + 0.5) as usize).min(source);
-            window.clear();
-            window.extend((start..end).map(|x| filter.weight((x as f64 - center + 0.5) * (1.0 / stretch))));
-            let sum: f64 = window.iter().sum();
-            let first = weights.len();
-            weights.extend(window.iter().map(|&weight| fixed(if sum == 0.0 { weight } else { weight / sum })));
-            windows.push(Window { start, weights: first..weights.len() });
+            weights.clear();
+            weights.extend((start..end).map(|x| filter.weight((x as f64 - center + 0.5) * (1.0 / stretch))));
+            kernel.push(start, &weights);
         }
-        Kernel { windows, weights }
+        kernel
+    }
+
+    fn push(&mut self, start: usize, weights: &[f64]) {
+        let sum: f64 = weights.iter().sum();
+        let share = |weight: f64| fixed(if sum == 0.0 { weight } else { weight / sum });
+        let first = self.taps.len();
+        self.taps
+            .extend(weights.chunks(2).map(|pair| Pair::new([share(pair[0]), pair.get(1).map_or(0, |&w| share(w))])));
+        self.windows.push(Window { start, taps: first..self.taps.len() });
+    }
+
+    /// For each output position the first source position and the taps from there on.
+    fn windows(&self) -> impl Iterator<Item = (usize, &[Pair])> {
+        self.windows.iter().map(|window| (window.start, &self.taps[window.taps.clone()]))
     }
 }
 
@@ -155,54 +171,50 @@ fn fixed(weight: f64) -> i32 {
     (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32
 }
 
-/// A sum of weighted levels, to the nearest level.
-#[inline]
-fn level(sum: i32) -> u8 {
-    (sum >> PRECISION).clamp(0, 255) as u8
+/// `picture` with rows of `width` pixels.
+///
+/// Weighing rows is fast and weighing neighbours in a row is not, so a few rows at a time are turned on their side.
+fn resize_rows<'a>(picture: &Picture<'_>, width: usize, filter: Filter) -> Picture<'a> {
+    /// Rows turned at a time: enough to fill vectors, few enough to stay in the cache.
+    const STRIP: usize = 16;
+    let source_width = picture.size().width;
+    let kernel = Kernel::new(filter, source_width, width);
+    let size = Size { width, ..picture.size() };
+    let mut out = vec![[0; 3]; size.area()];
+    let mut turned = vec![[0; 3]; STRIP * source_width];
+    let mut resized = vec![[0; 3]; STRIP * width];
+    for (strip, out) in picture.pixels().chunks(STRIP * source_width).zip(out.chunks_mut(STRIP * width)) {
+        let rows = strip.len() / source_width;
+        let (turned, resized) = (&mut turned[..strip.len()], &mut resized[..out.len()]);
+        transpose(strip, source_width, turned);
+        for (column, (start, taps)) in resized.chunks_exact_mut(rows).zip(kernel.windows()) {
+            weigh_rows(turned[start * rows..].as_flattened(), taps, column.as_flattened_mut());
+        }
+        transpose(resized, rows, out);
+    }
+    Picture::new(size, out.into_flattened())
 }
 
-/// Half a level: where sums start, so that a shift rounds.
-const HALF: i32 = 1 << (PRECISION - 1);
-
-/// Resamples every row of `width` pixels.
-fn resize_rows(rgb: &[u8], width: usize, kernel: &Kernel) -> Vec<u8> {
-    let mut out = Vec::with_capacity(rgb.len() / width * kernel.windows.len());
-    for row in rgb.chunks_exact(width * 3) {
-        let (pixels, _) = row.as_chunks::<3>();
-        for window in &kernel.windows {
-            let weights = &kernel.weights[window.weights.clone()];
-            let mut sums = [HALF; 3];
-            for (pixel, &weight) in pixels[window.start..].iter().zip(weights) {
-                for (sum, &level) in sums.iter_mut().zip(pixel) {
-                    *sum += i32::from(level) * weight;
-                }
-            }
-            out.extend_from_slice(&sums.map(level));
+/// Rows of `width` pixels to columns.
+fn transpose(pixels: &[[u8; 3]], width: usize, out: &mut [[u8; 3]]) {
+    let height = pixels.len() / width;
+    for (x, column) in out.chunks_exact_mut(height).enumerate() {
+        for (y, pixel) in column.iter_mut().enumerate() {
+            *pixel = pixels[y * width + x];
         }
     }
-    out
 }
 
-/// Resamples every column of rows of `row` bytes.
-fn resize_columns(rgb: &[u8], row: usize, kernel: &Kernel) -> Vec<u8> {
-    /// Bytes of a row whose sums are kept in registers.
-    const LANES: usize = 32;
-    let mut out = Vec::with_capacity(row * kernel.windows.len());
-    for window in &kernel.windows {
-        let weights = &kernel.weights[window.weights.clone()];
-        let rows = &rgb[window.start * row..];
-        for at in (0..row).step_by(LANES) {
-            let lanes = LANES.min(row - at);
-            let mut sums = [HALF; LANES];
-            for (source, &weight) in rows.chunks_exact(row).zip(weights) {
-                for (sum, &level) in sums.iter_mut().zip(&source[at..at + lanes]) {
-                    *sum += i32::from(level) * weight;
-                }
-            }
-            out.extend(sums[..lanes].iter().map(|&sum| level(sum)));
-        }
+/// `picture` with `height` rows.
+fn resize_columns<'a>(picture: &Picture<'_>, height: usize, filter: Filter) -> Picture<'a> {
+    let kernel = Kernel::new(filter, picture.size().height, height);
+    let size = Size { height, ..picture.size() };
+    let length = size.width * 3;
+    let mut rgb = vec![0; size.area() * 3];
+    for (row, (start, taps)) in rgb.chunks_exact_mut(length).zip(kernel.windows()) {
+        weigh_rows(&picture.rgb()[start * length..], taps, row);
     }
-    out
+    Picture::new(size, rgb)
 }
 
 /// The pixel under the centre of each output pixel.
