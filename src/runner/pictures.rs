@@ -356,8 +356,27 @@ impl Runner {
     /// [`history_tokens`](Self::history_tokens) see.
     ///
     /// # Errors
-    /// As [`prefill`](Self::prefill); [`Error::InvalidArgument`] if the sizes do not match.
+    /// As [`prefill`](Self::prefill); [`Error::InvalidArgument`] if the sizes do not match or a number is not finite.
     pub fn prefill_rows(&mut self, ids: &[u32], rows: &[f32]) -> Result<()> {
+        let new = self.sequence_of_rows(ids, rows)?;
+        let mut history = self.conversation.tokens().clone();
+        history.extend_from(&new, 0, new.len());
+        self.step_to_sequence(history)
+    }
+
+    /// Single step: make the history exactly these positions, whose hidden states are given, and process what the cache
+    /// does not have yet from an earlier call with the same rows; otherwise as [`prefill_rows`](Self::prefill_rows).
+    ///
+    /// # Errors
+    /// As [`prefill_rows`](Self::prefill_rows).
+    pub fn prefill_prompt_rows(&mut self, ids: &[u32], rows: &[f32]) -> Result<()> {
+        let prompt = self.sequence_of_rows(ids, rows)?;
+        self.step_to_sequence(prompt)
+    }
+
+    /// Positions whose rows are given. Each row is an embedding of its own, so that what two prompts begin with in common
+    /// is recognised row by row.
+    fn sequence_of_rows(&self, ids: &[u32], rows: &[f32]) -> Result<Sequence> {
         let width = self.decoder.contract().hidden_size().ok_or_else(takes_ids)?;
         if ids.is_empty() || ids.len().checked_mul(width) != Some(rows.len()) {
             let (count, have) = (ids.len(), rows.len());
@@ -366,14 +385,13 @@ impl Runner {
             )));
         }
         let whole = TileLayout { rows: 0, cols: 0, overview: true };
-        let embedding = Arc::new(Embedding::from_rows(rows.to_vec(), width, whole)?);
-        let mut history = self.conversation.tokens().clone();
-        let start = history.len();
-        history.extend_ids(ids);
-        for row in 0..ids.len() {
-            history.place(start + row, &embedding, row);
+        let mut sequence = Sequence::default();
+        for (position, (&id, row)) in ids.iter().zip(rows.chunks_exact(width)).enumerate() {
+            let row = Embedding::from_rows(row.to_vec(), width, whole)
+                .map_err(|error| Error::invalid(format!("position {position}: {error}")))?;
+            sequence.extend_embedding(id, &Arc::new(row));
         }
-        self.step_to_sequence(history)
+        Ok(sequence)
     }
 
     /// Messages as the history keeps them: pictures as their rows.
