@@ -194,6 +194,72 @@
 #define ETG_LOG_TRACE 5
 
 /**
+ * Pixels: red, green, blue, one byte each.
+ */
+#define ETG_PIXELS_RGB8 0
+
+/**
+ * Pixels: red, green, blue, alpha, one byte each; alpha is not multiplied in.
+ */
+#define ETG_PIXELS_RGBA8 1
+
+/**
+ * Pixels: blue, green, red, alpha, one byte each; alpha is not multiplied in.
+ */
+#define ETG_PIXELS_BGRA8 2
+
+/**
+ * Pixels: one byte of brightness.
+ */
+#define ETG_PIXELS_GRAY8 3
+
+/**
+ * YUV: bytes span 0 to 255, as in JPEG files and most camera streams of phones.
+ */
+#define ETG_YUV_FULL 0
+
+/**
+ * YUV: Y spans 16 to 235, U and V span 16 to 240, as in video.
+ */
+#define ETG_YUV_LIMITED 1
+
+/**
+ * Bytes of a content hash (SHA-256).
+ */
+#define ETG_IMAGE_HASH_BYTES 32
+
+/**
+ * Preprocessing as SmolVLM and Idefics 3 publish it.
+ */
+#define ETG_IMAGE_FAMILY_SMOLVLM 0
+
+/**
+ * Preprocessing as InternVL publishes it.
+ */
+#define ETG_IMAGE_FAMILY_INTERNVL 1
+
+/**
+ * Tiling: as the checkpoint's own settings say. With an "upstream:" template this means `ETG_TILING_SINGLE`, which is
+ * all that upstream knows.
+ */
+#define ETG_TILING_CHECKPOINT 0
+
+/**
+ * Tiling: crops and an overview, if the picture is large enough to be cut.
+ */
+#define ETG_TILING_SPLIT 1
+
+/**
+ * Tiling: one tile, as the Hugging Face processor makes it when it does not split.
+ */
+#define ETG_TILING_WHOLE 2
+
+/**
+ * Tiling: one tile, stretched straight to the encoder's square, as the ExecuTorch runtime feeds it.
+ */
+#define ETG_TILING_SINGLE 3
+
+/**
  * Role of a message: instructions that hold for the whole conversation.
  */
 #define ETG_ROLE_SYSTEM 0
@@ -234,6 +300,11 @@
 #define ETG_EVENT_TEXT 4
 
 /**
+ * Event: `done` of `total` tiles of new pictures are encoded; pictures whose rows are known do not count.
+ */
+#define ETG_EVENT_IMAGES 6
+
+/**
  * Event: the last one of every run: `status` is what the call is about to return, `text` the error's message if it is
  * negative.
  */
@@ -265,6 +336,21 @@
 #define ETG_WEIGHTS_W4 4
 
 /**
+ * Weights of a component: what suits those of the decoder.
+ */
+#define ETG_WEIGHTS_AUTO -1
+
+/**
+ * Position rows of SmolVLM's encoder: as the model was trained.
+ */
+#define ETG_POSITIONS_IDENTITY 0
+
+/**
+ * Position rows of SmolVLM's encoder: what upstream's export computes, for comparisons with upstream's files only.
+ */
+#define ETG_POSITIONS_UPSTREAM_SHIFTED 1
+
+/**
  * Stage of a compilation: building and checking the graphs.
  */
 #define ETG_STAGE_GRAPHS 1
@@ -286,7 +372,7 @@
 typedef struct etg_buffer etg_buffer;
 
 /**
- * How a checkpoint is compiled: weight format, context, block size.
+ * How a checkpoint is compiled: weight formats, context, block size.
  */
 typedef struct etg_compile_options etg_compile_options;
 
@@ -296,15 +382,43 @@ typedef struct etg_compile_options etg_compile_options;
 typedef struct etg_detokenizer etg_detokenizer;
 
 /**
+ * What a vision encoder made of a picture: rows that stand in the prompt in its place. It never changes, and may serve
+ * any number of messages, runners of the same model and threads at once.
+ */
+typedef struct etg_embedding etg_embedding;
+
+/**
  * How a reply is generated and how tokens are chosen. A new one is greedy, without a limit other than the context.
  * Setters check their value at once and leave the options unchanged when it is refused.
  */
 typedef struct etg_generate_options etg_generate_options;
 
 /**
- * A list of messages, each a role and its parts. Text is never scanned for markers and never becomes control tokens.
+ * A picture: decoded pixels, or a ready encoder tensor. It never changes, and may serve any number of messages, runners
+ * and threads at once.
+ */
+typedef struct etg_image etg_image;
+
+/**
+ * How pictures are decoded: limits, and what becomes of transparency. The values are read when a picture is made.
+ */
+typedef struct etg_image_options etg_image_options;
+
+/**
+ * Everything about preprocessing pictures for one model: sizes, tiles, resampling, normalization. It never changes.
+ */
+typedef struct etg_image_processor etg_image_processor;
+
+/**
+ * A list of messages, each a role and its parts (text, pictures) in order. Text is never scanned for markers and never
+ * becomes control tokens.
  */
 typedef struct etg_messages etg_messages;
+
+/**
+ * Normalized tiles of a picture, as a vision encoder takes them: floats [tiles, 3, height, width].
+ */
+typedef struct etg_pixels etg_pixels;
 
 /**
  * A conversation with a compiled model: its history, its KV cache, its weights.
@@ -315,7 +429,7 @@ typedef struct etg_messages etg_messages;
 typedef struct etg_runner etg_runner;
 
 /**
- * How a runner is opened: threads, chat template, system prompt. The values are read when a runner is opened.
+ * How a runner is opened: threads, chat template, system prompt, pictures. The values are read when a runner is opened.
  */
 typedef struct etg_runner_options etg_runner_options;
 
@@ -339,6 +453,69 @@ typedef void (*etg_log_fn)(void *user_data,
  * Called once with a `user_data` that the library will not use again.
  */
 typedef void (*etg_destroy_fn)(void *user_data);
+
+/**
+ * A camera frame in YUV 4:2:0: full-size brightness, colour at half the width and height, in the caller's memory.
+ * Initialise it with `etg_yuv420_init`.
+ *
+ * Planar (I420): `uv_pixel_stride` 1; for YV12 swap `u` and `v`. Interleaved: `uv_pixel_stride` 2; for NV12 `u` is the
+ * chroma buffer and `v` the same buffer from its second byte on, for NV21 the other way round. Android's Image hands
+ * its planes out in just this form.
+ */
+typedef struct etg_yuv420 {
+    /**
+     * Size of this struct as the program was compiled.
+     */
+    uint32_t struct_size;
+    /**
+     * `ETG_YUV_FULL` or `ETG_YUV_LIMITED`.
+     */
+    int32_t range;
+    /**
+     * Pixels in a row, at least 1; may be odd.
+     */
+    size_t width;
+    /**
+     * Rows, at least 1; may be odd.
+     */
+    size_t height;
+    /**
+     * Brightness.
+     */
+    const uint8_t *y;
+    /**
+     * Bytes that can be read at `y`.
+     */
+    size_t y_length;
+    /**
+     * Bytes between the starts of two rows of `y`.
+     */
+    size_t y_row_stride;
+    /**
+     * Blue difference (Cb), `(width + 1) / 2` by `(height + 1) / 2` samples.
+     */
+    const uint8_t *u;
+    /**
+     * Bytes that can be read at `u`.
+     */
+    size_t u_length;
+    /**
+     * Red difference (Cr), as many samples.
+     */
+    const uint8_t *v;
+    /**
+     * Bytes that can be read at `v`.
+     */
+    size_t v_length;
+    /**
+     * Bytes between the starts of two rows of `u` and of `v`.
+     */
+    size_t uv_row_stride;
+    /**
+     * Bytes between two samples of `u` and of `v`: 1 or 2.
+     */
+    size_t uv_pixel_stride;
+} etg_yuv420;
 
 /**
  * One event of a run. Fields that a kind does not name are 0 or NULL.
@@ -478,6 +655,22 @@ typedef struct etg_turn_result {
      * 0.
      */
     int32_t reserved;
+    /**
+     * Pictures of the whole prompt, history included.
+     */
+    uint64_t images;
+    /**
+     * Pictures that were encoded in this turn; the rows of the others were known.
+     */
+    uint64_t encoded_images;
+    /**
+     * Decoded pictures to tiles of the encoder, milliseconds.
+     */
+    double image_preprocess_ms;
+    /**
+     * Inside the vision encoder, milliseconds.
+     */
+    double image_encode_ms;
 } etg_turn_result;
 
 /**
@@ -646,6 +839,476 @@ ETG_API
 int32_t etg_buffer_free(struct etg_buffer *buffer);
 
 /**
+ * Make options with the default values: at most 67,108,864 pixels and 256 MiB, transparency over white.
+ *
+ * - Threads: any.
+ * - Owns: `*options_out` is the caller's; free it with `etg_image_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_options_create(struct etg_image_options **options_out);
+
+/**
+ * Free options. NULL is allowed and does nothing.
+ *
+ * - Threads: any; pictures made with them are not touched.
+ * - Owns: takes the options back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_image_options_free(struct etg_image_options *options);
+
+/**
+ * Most pixels (width times height) a picture may have; 0, the default, is 67,108,864. It is checked on the header of a
+ * file, before memory for pixels is taken. No side may be longer than 65,535 pixels.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_options_set_max_pixels(struct etg_image_options *options,
+                                         uint64_t pixels);
+
+/**
+ * Most bytes an encoded file may have; 0, the default, is 256 MiB.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_options_set_max_bytes(struct etg_image_options *options,
+                                        uint64_t bytes);
+
+/**
+ * The colour that shows through transparent pixels. White is the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_options_set_alpha_background(struct etg_image_options *options,
+                                               uint8_t red,
+                                               uint8_t green,
+                                               uint8_t blue);
+
+/**
+ * Drop transparency and keep the colours under it. `etg_image_options_set_alpha_background` takes this back.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_options_set_alpha_ignored(struct etg_image_options *options);
+
+/**
+ * Set any of the options from one JSON object, e.g. `{"max_pixels": 4000000, "alpha": [0, 0, 0]}`. Keys: max_pixels,
+ * max_bytes, alpha (a colour [red, green, blue] that shows through, or "ignore"); null takes the default.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+ *   key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_options_set_json(struct etg_image_options *options,
+                                   const char *json,
+                                   size_t length);
+
+/**
+ * Decode a picture from the bytes of a JPEG, PNG, WebP, BMP or GIF file (the first frame of an animation). EXIF
+ * orientation is applied; gray, palette, 16-bit, CMYK and YCCK pictures become RGB; colour profiles are not applied.
+ * `options` may be NULL: the defaults.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the bytes are not kept. `*image_out` is the caller's; free it with `etg_image_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or a picture beyond the limits in the options),
+ *   `ETG_ERROR_UNSUPPORTED` (another format), `ETG_ERROR_FORMAT` (empty, truncated or corrupt).
+ * - After a failure: nothing was made, `*image_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_from_encoded(const uint8_t *bytes,
+                               size_t length,
+                               const struct etg_image_options *options,
+                               struct etg_image **image_out);
+
+/**
+ * Decode a picture file; as `etg_image_from_encoded`.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*image_out` is the caller's; free it with `etg_image_free`.
+ * - Codes: as `etg_image_from_encoded`, and `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`; the message names the file.
+ * - After a failure: nothing was made, `*image_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_from_file(const char *path,
+                            size_t path_length,
+                            const struct etg_image_options *options,
+                            struct etg_image **image_out);
+
+/**
+ * Make a picture from raw pixels, rows from top to bottom. `format` is an `ETG_PIXELS_` constant; `row_stride` is the
+ * number of bytes from the start of one row to that of the next, and the last row may end after its last pixel.
+ * `options` may be NULL: the defaults.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the pixels are copied. `*image_out` is the caller's; free it with `etg_image_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not such a constant, a side of 0 or beyond the limits in the
+ *   options, a stride shorter than a row, too few bytes; the message has the numbers).
+ * - After a failure: nothing was made, `*image_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_from_pixels(int32_t format,
+                              size_t width,
+                              size_t height,
+                              size_t row_stride,
+                              const uint8_t *data,
+                              size_t data_length,
+                              const struct etg_image_options *options,
+                              struct etg_image **image_out);
+
+/**
+ * Make a picture from a camera frame, by ITU-R BT.601. `options` may be NULL: the defaults.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the planes are copied. `*image_out` is the caller's; free it with `etg_image_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a struct that was not initialised, a side of 0 or beyond the
+ *   limits in the options, strides that cannot be, too few bytes), `ETG_ERROR_UNSUPPORTED` (fields of a newer struct).
+ * - After a failure: nothing was made, `*image_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_from_yuv420(const struct etg_yuv420 *frame,
+                              const struct etg_image_options *options,
+                              struct etg_image **image_out);
+
+/**
+ * Make a picture from a tensor [tiles, 3, height, width] that is already scaled and normalized; preprocessing passes
+ * it on as it is. One tile is a picture that is not cut, several are crops in one row without an overview.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the values are copied. `*image_out` is the caller's; free it with `etg_image_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, a size of 0, or another number of values than the sizes say).
+ * - After a failure: nothing was made, `*image_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_from_tensor(const float *values,
+                              size_t value_count,
+                              size_t tiles,
+                              size_t height,
+                              size_t width,
+                              struct etg_image **image_out);
+
+/**
+ * As `etg_image_from_tensor`, for tiles that lie in `tile_rows` rows of `tile_cols` crops, with the overview of the whole
+ * picture as the last tile if `overview` is 1. A picture that is not cut is 0, 0, 1.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the values are copied. `*image_out` is the caller's; free it with `etg_image_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, a size of 0, no tiles, a flag neither 0 nor 1, or another number of
+ *   values than the sizes say).
+ * - After a failure: nothing was made, `*image_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_from_tiles(const float *values,
+                             size_t value_count,
+                             size_t tile_rows,
+                             size_t tile_cols,
+                             int32_t overview,
+                             size_t height,
+                             size_t width,
+                             struct etg_image **image_out);
+
+/**
+ * Free a picture. NULL is allowed and does nothing.
+ *
+ * - Threads: any; messages that hold the picture keep it.
+ * - Owns: takes the picture back; what was borrowed from it is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live picture: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_image_free(struct etg_image *image);
+
+/**
+ * Width and height in pixels, after EXIF orientation; of a tensor those of its tiles.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: `*width_out` and `*height_out` are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_size(const struct etg_image *image,
+                       size_t *width_out,
+                       size_t *height_out);
+
+/**
+ * The decoded pixels: red, green, blue, one byte each, row after row without gaps.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: `*rgb_out` is borrowed from the picture and lives until `etg_image_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (it was made from a tensor).
+ * - After a failure: `*rgb_out` is NULL and `*length_out` 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_rgb(const struct etg_image *image,
+                      const uint8_t **rgb_out,
+                      size_t *length_out);
+
+/**
+ * SHA-256 of the picture's content (size and all pixels or values): equal pictures have equal hashes, whatever file they
+ * came from. `hash_out` is a place for `ETG_IMAGE_HASH_BYTES` bytes.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the bytes at `hash_out` are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_content_hash(const struct etg_image *image,
+                               uint8_t *hash_out);
+
+/**
+ * The values of all tiles, [tiles, 3, height, width], row-major; channels are red, green, blue.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: `*values_out` is borrowed from the pixels and lives until `etg_pixels_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: `*values_out` is NULL and `*count_out` 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_pixels_values(const struct etg_pixels *pixels,
+                          const float **values_out,
+                          size_t *count_out);
+
+/**
+ * Number of tiles, and height and width of each.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the results are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_pixels_shape(const struct etg_pixels *pixels,
+                         size_t *tiles_out,
+                         size_t *height_out,
+                         size_t *width_out);
+
+/**
+ * How the tiles lie: rows and columns of crops, in row-major order, and whether an overview of the whole picture comes
+ * last (1) or not (0). A picture that is not cut is 0, 0, 1.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the results are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_pixels_layout(const struct etg_pixels *pixels,
+                          size_t *tile_rows_out,
+                          size_t *tile_cols_out,
+                          int32_t *overview_out);
+
+/**
+ * Free pixels. NULL is allowed and does nothing.
+ *
+ * - Threads: any, when no other thread reads values borrowed from them any more.
+ * - Owns: takes the pixels back; what was borrowed from them is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live pixels: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_pixels_free(struct etg_pixels *pixels);
+
+/**
+ * Make a processor from the texts of a checkpoint's `preprocessor_config.json` and `processor_config.json`, either of
+ * which may be empty: what is not said there is as the family was published. `family` is an `ETG_IMAGE_FAMILY_`
+ * constant, `tile_size` the side of the square that the encoder takes, in pixels.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the texts are not kept. `*processor_out` is the caller's; free it with `etg_image_processor_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not UTF-8, not such a constant, a value out of range),
+ *   `ETG_ERROR_FORMAT` (not JSON, or a setting that is malformed or not supported; the message names it).
+ * - After a failure: nothing was made, `*processor_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_processor_create(int32_t family,
+                                   const char *preprocessor_json,
+                                   size_t preprocessor_json_length,
+                                   const char *processor_json,
+                                   size_t processor_json_length,
+                                   size_t tile_size,
+                                   struct etg_image_processor **processor_out);
+
+/**
+ * Open the processor of a compiled model folder; no weights are read.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*processor_out` is the caller's; free it with `etg_image_processor_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT`, `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`,
+ *   `ETG_ERROR_UNSUPPORTED` (the model takes no pictures).
+ * - After a failure: nothing was opened, `*processor_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_processor_open(const char *path,
+                                 size_t path_length,
+                                 struct etg_image_processor **processor_out);
+
+/**
+ * Free a processor. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the processor goes on.
+ * - Owns: takes the processor back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live processor: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_image_processor_free(struct etg_image_processor *processor);
+
+/**
+ * Side of a tile, in pixels.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: `*pixels_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_processor_tile_size(const struct etg_image_processor *processor,
+                                      size_t *pixels_out);
+
+/**
+ * How a picture of `width` by `height` pixels would be cut; as `etg_pixels_layout`. `tiling` is an `ETG_TILING_`
+ * constant. No picture is needed.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not such a constant, a side of 0).
+ * - After a failure: the results are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_processor_layout(const struct etg_image_processor *processor,
+                                   size_t width,
+                                   size_t height,
+                                   int32_t tiling,
+                                   size_t *tile_rows_out,
+                                   size_t *tile_cols_out,
+                                   int32_t *overview_out);
+
+/**
+ * Scale, cut and normalize a picture. `tiling` is an `ETG_TILING_` constant. A picture made from a tensor is passed on
+ * as it is.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: `*pixels_out` is the caller's; free it with `etg_pixels_free`. Picture and processor may be freed first.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not such a constant, a tensor whose tiles are not of the
+ *   encoder's size).
+ * - After a failure: nothing was made, `*pixels_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_image_processor_process(const struct etg_image_processor *processor,
+                                    const struct etg_image *image,
+                                    int32_t tiling,
+                                    struct etg_pixels **pixels_out);
+
+/**
+ * Make an embedding from rows that `etg_embedding_rows` gave before, or that another encoder made: `row_count` rows of
+ * `width` floats, tile after tile, each tile with the same number of rows. The tiles lie in `tile_rows` rows of
+ * `tile_cols` crops, with the overview of the whole picture as the last tile if `overview` is 1; a picture that is not
+ * cut is 0, 0, 1.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the rows are copied. `*embedding_out` is the caller's; free it with `etg_embedding_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, no rows, rows that do not divide into the tiles, a number that is not
+ *   finite, a flag neither 0 nor 1; the message has the numbers).
+ * - After a failure: nothing was made, `*embedding_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_embedding_create(const float *rows,
+                             size_t row_count,
+                             size_t width,
+                             size_t tile_rows,
+                             size_t tile_cols,
+                             int32_t overview,
+                             struct etg_embedding **embedding_out);
+
+/**
+ * The rows: `*row_count_out` rows of `*width_out` floats each, without gaps.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: `*rows_out` is borrowed from the embedding and lives until `etg_embedding_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: `*rows_out` is NULL and the numbers are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_embedding_rows(const struct etg_embedding *embedding,
+                           const float **rows_out,
+                           size_t *row_count_out,
+                           size_t *width_out);
+
+/**
+ * How the tiles of the picture lie; as `etg_pixels_layout`.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the results are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_embedding_layout(const struct etg_embedding *embedding,
+                             size_t *tile_rows_out,
+                             size_t *tile_cols_out,
+                             int32_t *overview_out);
+
+/**
+ * Free an embedding. NULL is allowed and does nothing.
+ *
+ * - Threads: any; messages that hold the embedding keep it.
+ * - Owns: takes the embedding back; what was borrowed from it is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live embedding: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_embedding_free(struct etg_embedding *embedding);
+
+/**
  * Make an empty list.
  *
  * - Threads: any.
@@ -694,6 +1357,72 @@ ETG_MUST_USE
 int32_t etg_messages_add_text(struct etg_messages *messages,
                               const char *text,
                               size_t length);
+
+/**
+ * Add a picture to the last message, after the parts it has. The same picture may be added any number of times.
+ *
+ * - Threads: any.
+ * - Owns: the list shares the picture's content; the picture may be freed at once.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (no message yet).
+ * - After a failure: the list is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_add_image(struct etg_messages *messages,
+                               const struct etg_image *image);
+
+/**
+ * Add the rows of a picture that was encoded before to the last message, after the parts it has. Nothing is encoded then.
+ *
+ * - Threads: any.
+ * - Owns: the list shares the rows; the embedding may be freed at once.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (no message yet).
+ * - After a failure: the list is unchanged. Whether the rows fit a model is checked when the messages are used.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_add_embedding(struct etg_messages *messages,
+                                   const struct etg_embedding *embedding);
+
+/**
+ * Compatibility with prompt strings of upstream's runners: add a user message made of `prompt`, in which each word
+ * "<image>" is the place of the next picture of `images`. Without the word all pictures stand in front of the text.
+ * No other function looks for this word: do not use this one for text that a person typed.
+ *
+ * - Threads: any.
+ * - Owns: the prompt is copied, the list shares the content of the pictures; both may be freed at once.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, or another number of pictures than placeholders; the
+ *   message has both numbers).
+ * - After a failure: the list is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_add_placeholder_prompt(struct etg_messages *messages,
+                                            const char *prompt,
+                                            size_t prompt_length,
+                                            const struct etg_image *const *images,
+                                            size_t image_count);
+
+/**
+ * As `etg_messages_add_placeholder_prompt`, for all turns of a conversation at once: one list of messages for each of
+ * the prompts, with the pictures handed to the placeholders of all prompts in order. Without any placeholder all
+ * pictures stand in front of the first prompt. `prompts` and `prompt_lengths` have `prompt_count` elements each, and so
+ * has `messages_out`, the place for the lists.
+ *
+ * - Threads: any.
+ * - Owns: each list in `messages_out` is the caller's; free it with `etg_messages_free`. Prompts and pictures may be
+ *   freed at once.
+ * - Codes: as `etg_messages_add_placeholder_prompt`.
+ * - After a failure: nothing was made, the elements of `messages_out` are NULL if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_from_placeholder_prompts(const char *const *prompts,
+                                              const size_t *prompt_lengths,
+                                              size_t prompt_count,
+                                              const struct etg_image *const *images,
+                                              size_t image_count,
+                                              struct etg_messages **messages_out);
 
 /**
  * Remove all messages.
@@ -976,8 +1705,35 @@ int32_t etg_runner_options_set_system_prompt(struct etg_runner_options *options,
                                              size_t length);
 
 /**
+ * How pictures are cut, an `ETG_TILING_` constant; `ETG_TILING_CHECKPOINT` is the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_image_tiling(struct etg_runner_options *options,
+                                            int32_t tiling);
+
+/**
+ * Most bytes of encoded pictures that are kept, so that one that comes again is not encoded again; 0 turns the cache
+ * off. 64 MiB is the default. Pictures of the history are kept beside it.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_image_cache_bytes(struct etg_runner_options *options,
+                                                 size_t bytes);
+
+/**
  * Set any of the options from one JSON object, e.g. `{"threads": 4}`. Keys: threads, template, template_variables,
- * system_prompt; null takes the default.
+ * system_prompt, image_tiling (checkpoint, split, whole or single), image_cache_bytes; null takes the default.
  *
  * - Threads: any.
  * - Owns: the text is copied.
@@ -1035,7 +1791,8 @@ int32_t etg_runner_free(struct etg_runner *runner);
  * - Codes: `ETG_OK` (the model ended its reply), `ETG_STOP_CANCELLED`, `ETG_STOP_LENGTH`, `ETG_STOP_CONTEXT_FULL`,
  *   `ETG_STOP_STRING`, `ETG_STOP_CALLBACK`; `ETG_ERROR_INVALID_ARGUMENT`, `ETG_ERROR_UNSUPPORTED` (fields of a newer
  *   struct), `ETG_ERROR_FORMAT` (the template fails), `ETG_ERROR_INVALID_STATE` (no chat template),
- *   `ETG_ERROR_CONTEXT_FULL`, `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`.
+ *   `ETG_ERROR_CONTEXT_FULL`, `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`. Also
+ *   `ETG_ERROR_UNSUPPORTED` for pictures in a model that takes none.
  * - After a failure: the conversation is unchanged; after `ETG_ERROR_ENGINE` and `ETG_ERROR_INTERNAL` the runner is
  *   poisoned and needs `etg_runner_reset`. `*result_out` is unchanged.
  */
@@ -1226,7 +1983,8 @@ int32_t etg_runner_render(struct etg_runner *runner,
 
 /**
  * The tokens that a run with these new messages would process, history included. What a user typed never becomes a
- * control token, and replies of the history are the tokens that were sampled.
+ * control token, and replies of the history are the tokens that were sampled. A picture has one picture token for each
+ * of its rows; nothing is encoded for this.
  *
  * - Threads: one call at a time per runner.
  * - Owns: `*buffer_out` (ids) is the caller's; free it with `etg_buffer_free`.
@@ -1346,7 +2104,8 @@ int32_t etg_runner_is_eos(struct etg_runner *runner,
 
 /**
  * Make a turn that was generated by single steps a part of the conversation: the new messages and the sampled tokens
- * of the reply, without the end-of-sequence token. Later prompts then contain it.
+ * of the reply, without the end-of-sequence token. Later prompts then contain it. Pictures of the messages that are
+ * neither embeddings nor in the image cache are encoded.
  *
  * - Threads: one call at a time per runner.
  * - Owns: messages and ids are copied.
@@ -1361,6 +2120,189 @@ int32_t etg_runner_commit_turn(struct etg_runner *runner,
                                const struct etg_messages *messages,
                                const uint32_t *reply_ids,
                                size_t reply_id_count);
+
+/**
+ * Whether the model takes pictures (1) or not (0).
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, `*images_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_takes_images(const struct etg_runner *runner,
+                                int32_t *images_out);
+
+/**
+ * What the model makes of a picture: the side of a tile in pixels, the rows (and prompt tokens) of one tile, and the
+ * floats of a row.
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_UNSUPPORTED` (the model takes no pictures).
+ * - After a failure: the runner is unchanged, the results are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_image_geometry(const struct etg_runner *runner,
+                                  size_t *tile_size_out,
+                                  size_t *rows_per_tile_out,
+                                  size_t *width_out);
+
+/**
+ * Pictures in the image cache, and the bytes that their rows take. During a run: before it.
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, the results are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_image_cache_size(const struct etg_runner *runner,
+                                    size_t *images_out,
+                                    size_t *bytes_out);
+
+/**
+ * A picture's pixels as the vision encoder takes them, cut as the runner's options say.
+ *
+ * - Threads: one call at a time per runner. `etg_image_processor_process` does the same without a runner.
+ * - Owns: `*pixels_out` is the caller's; free it with `etg_pixels_free`. Picture and runner may be freed first.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a tensor whose tiles are not of the encoder's size),
+ *   `ETG_ERROR_UNSUPPORTED` (the model takes no pictures), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner is unchanged, `*pixels_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_preprocess_image(struct etg_runner *runner,
+                                    const struct etg_image *image,
+                                    struct etg_pixels **pixels_out);
+
+/**
+ * Run the vision encoder over preprocessed pixels, tile by tile. The image cache is not used.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*embedding_out` is the caller's; free it with `etg_embedding_free`. Pixels and runner may be freed first.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, tiles of another size), `ETG_ERROR_UNSUPPORTED` (the model
+ *   takes no pictures), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`.
+ * - After a failure: the conversation is unchanged, `*embedding_out` is NULL if it could be written; after
+ *   `ETG_ERROR_INTERNAL` the runner is poisoned and needs `etg_runner_reset`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_encode_pixels(struct etg_runner *runner,
+                                 const struct etg_pixels *pixels,
+                                 struct etg_embedding **embedding_out);
+
+/**
+ * The rows of a picture, from the image cache or, preprocessed and encoded, from the encoder. Add them to messages in
+ * place of the picture, of this runner or of another one of the same model, and nothing is encoded there.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*embedding_out` is the caller's; free it with `etg_embedding_free`. Picture and runner may be freed first.
+ * - Codes: as `etg_runner_preprocess_image` and `etg_runner_encode_pixels`.
+ * - After a failure: as `etg_runner_encode_pixels`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_encode_image(struct etg_runner *runner,
+                                const struct etg_image *image,
+                                struct etg_embedding **embedding_out);
+
+/**
+ * The embedding rows of tokens, written to the caller's `rows`: `id_count` rows of as many floats as
+ * `etg_runner_image_geometry` says, so `value_count` is their product.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: the ids are not kept, `rows` stays the caller's.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, an id outside of the vocabulary, another number of values;
+ *   the message has both numbers), `ETG_ERROR_UNSUPPORTED` (a model whose decoder takes ids), `ETG_ERROR_BUSY`,
+ *   `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`.
+ * - After a failure: the conversation and `rows` are unchanged; after `ETG_ERROR_INTERNAL` the runner is poisoned and
+ *   needs `etg_runner_reset`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_embed_tokens(struct etg_runner *runner,
+                                const uint32_t *ids,
+                                size_t id_count,
+                                float *rows,
+                                size_t value_count);
+
+/**
+ * Put the rows of `embeddings`, in order, in the places of the picture tokens of `ids`. `rows` is what
+ * `etg_runner_embed_tokens` gave for `ids`, and is changed in place.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: nothing is kept; `rows` stays the caller's.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of values than the ids need, more or fewer
+ *   rows than picture tokens; the message has both numbers), `ETG_ERROR_UNSUPPORTED` (the model takes no pictures),
+ *   `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner and `rows` are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_merge(struct etg_runner *runner,
+                         const uint32_t *ids,
+                         size_t id_count,
+                         float *rows,
+                         size_t value_count,
+                         const struct etg_embedding *const *embeddings,
+                         size_t embedding_count);
+
+/**
+ * Append positions to the history whose hidden states are given, and process them: `rows` holds one row for each of
+ * `ids`, which are what the repetition penalty and `etg_runner_history_tokens` see. Otherwise as `etg_runner_prefill`.
+ *
+ * - Threads: one call at a time per runner. A cancel is noticed between blocks.
+ * - Owns: ids and rows are copied.
+ * - Codes: as `etg_runner_prefill`, and `ETG_ERROR_INVALID_ARGUMENT` (another number of values than the ids need, a
+ *   number that is not finite), `ETG_ERROR_UNSUPPORTED` (a model whose decoder takes ids).
+ * - After a failure: as `etg_runner_prefill`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_prefill_rows(struct etg_runner *runner,
+                                const uint32_t *ids,
+                                size_t id_count,
+                                const float *rows,
+                                size_t value_count);
+
+/**
+ * Make the history exactly this prompt, as `etg_runner_encode_prompt` gives it, with one row for each of its ids, and
+ * process what the KV cache does not have yet; afterwards `etg_runner_logits` gives the logits of the last token. Rows
+ * that an earlier call of this function processed at the same places are not computed again; tokens that were decoded
+ * by their ids are. (`etg_runner_prefill_messages` spares both.)
+ *
+ * - Threads: one call at a time per runner. A cancel is noticed between blocks.
+ * - Owns: ids and rows are copied.
+ * - Codes: as `etg_runner_prefill_rows`.
+ * - After a failure: as `etg_runner_prefill`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_prefill_prompt_rows(struct etg_runner *runner,
+                                       const uint32_t *ids,
+                                       size_t id_count,
+                                       const float *rows,
+                                       size_t value_count);
+
+/**
+ * Make the history exactly the prompt of these new messages, their pictures encoded (or taken from the image cache) and
+ * in their places, and process what the KV cache does not have yet; afterwards `etg_runner_logits` gives the logits of
+ * the last token.
+ *
+ * - Threads: one call at a time per runner. A cancel is noticed between tiles and between blocks.
+ * - Owns: the messages may be freed or changed at once.
+ * - Codes: as `etg_runner_render` and `etg_runner_prefill`, and `ETG_ERROR_UNSUPPORTED` (pictures in a model that takes
+ *   none).
+ * - After a failure: as `etg_runner_prefill`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_prefill_messages(struct etg_runner *runner,
+                                    const struct etg_messages *messages);
 
 /**
  * Open the tokenizer of a compiled model folder, without its weights.
@@ -1586,6 +2528,48 @@ int32_t etg_compile_options_set_weights(struct etg_compile_options *options,
                                         int32_t format);
 
 /**
+ * Number format of the vision encoder's matrices: an `ETG_WEIGHTS_` constant, or `ETG_WEIGHTS_AUTO`, the default: as
+ * `etg_compile_options_set_weights` says, but int8 beside an int4 decoder. Text models have no encoder and ignore it.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_vision_weights(struct etg_compile_options *options,
+                                               int32_t format);
+
+/**
+ * Number format of the token embedding of a model that takes pictures: an `ETG_WEIGHTS_` constant, or
+ * `ETG_WEIGHTS_AUTO`, the default: as `etg_compile_options_set_weights` says. Int4 is stored as int8.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_embedding_weights(struct etg_compile_options *options,
+                                                  int32_t format);
+
+/**
+ * Which rows of the position table the patches of SmolVLM's encoder get, an `ETG_POSITIONS_` constant;
+ * `ETG_POSITIONS_IDENTITY` is the default. For other models any other rule is refused when they are compiled.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_compile_options_set_position_rule(struct etg_compile_options *options,
+                                              int32_t rule);
+
+/**
  * Context capacity of the compiled model, tokens; 0, the default, is 2048 or what the model was made for, whichever is
  * less. Whether the model allows it is checked when it is compiled.
  *
@@ -1641,7 +2625,8 @@ int32_t etg_compile_options_set_threads(struct etg_compile_options *options,
 
 /**
  * Set any of the options from one JSON object, e.g. `{"weights": "w4", "max_context": 4096}`. Keys: weights (f32, f16,
- * bf16, w8 or w4), max_context, prefill_ar, model, threads; null takes the default.
+ * bf16, w8 or w4), vision_weights, embedding_weights (the same names), position_rule (identity or upstream_shifted),
+ * max_context, prefill_ar, model, threads; null takes the default.
  *
  * - Threads: any.
  * - Owns: the text is copied.
@@ -1676,6 +2661,30 @@ int32_t etg_compile(const char *checkpoint,
                     const struct etg_compile_options *options,
                     etg_progress_fn on_progress,
                     void *user_data);
+
+/**
+ * Compile one component ("vision_encoder", "tok_embedding" or "text_decoder") of the compiled model in `folder` again,
+ * from the checkpoint it was made from: to give it another precision. Its weight format and the position rule come from
+ * `options` (NULL: the defaults); context and block size stay those of the folder. The other components' files stay byte
+ * for byte what they are, and runners that are open go on with what they have.
+ *
+ * - Threads: any, several at once for different folders; progress comes on this thread.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (also a checkpoint of another model, or options that ask for another context or
+ *   block size), `ETG_ERROR_NOT_FOUND` (also a component that the model does not have), otherwise as `etg_compile`.
+ * - After a failure: the folder is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_recompile_component(const char *checkpoint,
+                                size_t checkpoint_length,
+                                const char *folder,
+                                size_t folder_length,
+                                const char *component,
+                                size_t component_length,
+                                const struct etg_compile_options *options,
+                                etg_progress_fn on_progress,
+                                void *user_data);
 
 /**
  * What a path holds, as one JSON object: its "kind" ("compiled", "huggingface" or "gguf") and what is known of it
@@ -1722,6 +2731,17 @@ static inline int32_t etg_check_abi(void)
         return ETG_ERROR_UNSUPPORTED;
     }
     return ETG_OK;
+}
+
+/** An empty frame to fill in, ready to pass to etg_image_from_yuv420: planar, of full range. */
+static inline etg_yuv420 etg_yuv420_init(void)
+{
+    etg_yuv420 frame;
+    memset(&frame, 0, sizeof frame);
+    frame.struct_size = (uint32_t)sizeof frame;
+    frame.range = ETG_YUV_FULL;
+    frame.uv_pixel_stride = 1;
+    return frame;
 }
 
 /** An empty result, ready to pass to etg_runner_generate. */

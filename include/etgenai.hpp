@@ -18,6 +18,7 @@
 
 #include "etgenai.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -186,6 +187,17 @@ template <typename Call> Result<std::vector<std::uint32_t>> ids_from(Call &&call
     return ids_of(buffer);
 }
 
+/** A call that makes a handle, as an object that owns it. */
+template <typename Object, typename Handle, typename Call> Result<Object> object_from(Call &&call)
+{
+    Handle *raw = nullptr;
+    const std::int32_t status = call(&raw);
+    if (status < 0) {
+        return fail<Object>(status);
+    }
+    return Object(raw);
+}
+
 /** A call without a result. */
 inline Result<void> check(std::int32_t status)
 {
@@ -234,6 +246,302 @@ private:
 
 } // namespace detail
 
+/** How the tiles of a picture lie: rows by cols crops, then the overview if there is one. */
+struct TileLayout {
+    std::size_t rows = 0;
+    std::size_t cols = 0;
+    bool overview = true;
+
+    /** Number of tiles. */
+    std::size_t tiles() const noexcept { return rows * cols + (overview ? 1 : 0); }
+};
+
+/** How pictures are cut: see the ETG_TILING_ constants. */
+enum class Tiling : std::int32_t {
+    checkpoint = ETG_TILING_CHECKPOINT,
+    split = ETG_TILING_SPLIT,
+    whole = ETG_TILING_WHOLE,
+    single = ETG_TILING_SINGLE,
+};
+
+/** How the bytes of a pixel are laid out: see the ETG_PIXELS_ constants. */
+enum class PixelFormat : std::int32_t {
+    rgb8 = ETG_PIXELS_RGB8,
+    rgba8 = ETG_PIXELS_RGBA8,
+    bgra8 = ETG_PIXELS_BGRA8,
+    gray8 = ETG_PIXELS_GRAY8,
+};
+
+/** Which published preprocessing a checkpoint was made with. */
+enum class ImageFamily : std::int32_t {
+    smolvlm = ETG_IMAGE_FAMILY_SMOLVLM,
+    internvl = ETG_IMAGE_FAMILY_INTERNVL,
+};
+
+/** Floats of the library's, read in place: valid as long as the object they came from. */
+struct FloatView {
+    const float *data = nullptr;
+    std::size_t size = 0;
+
+    const float *begin() const noexcept { return data; }
+    const float *end() const noexcept { return data + size; }
+};
+
+namespace detail {
+
+/** A call that says how tiles lie. */
+template <typename Call> Result<TileLayout> layout_from(Call &&call)
+{
+    TileLayout layout;
+    std::int32_t overview = 0;
+    const std::int32_t status = call(&layout.rows, &layout.cols, &overview);
+    if (status < 0) {
+        return fail<TileLayout>(status);
+    }
+    layout.overview = overview != 0;
+    return layout;
+}
+
+} // namespace detail
+
+/** How pictures are decoded: limits, and what becomes of transparency. */
+class ImageOptions {
+public:
+    ImageOptions()
+    {
+        etg_image_options *raw = nullptr;
+        (void)!etg_image_options_create(&raw);
+        handle_.reset(raw);
+    }
+
+    Result<void> max_pixels(std::uint64_t count) { return detail::check(etg_image_options_set_max_pixels(get(), count)); }
+    Result<void> max_bytes(std::uint64_t count) { return detail::check(etg_image_options_set_max_bytes(get(), count)); }
+    Result<void> alpha_background(std::uint8_t red, std::uint8_t green, std::uint8_t blue)
+    {
+        return detail::check(etg_image_options_set_alpha_background(get(), red, green, blue));
+    }
+    Result<void> alpha_ignored() { return detail::check(etg_image_options_set_alpha_ignored(get())); }
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_image_options_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_image_options *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_image_options, etg_image_options_free> handle_;
+};
+
+/** A picture. `options` of NULL are the defaults. */
+class Image {
+public:
+    using Hash = std::array<std::uint8_t, ETG_IMAGE_HASH_BYTES>;
+
+    /** Take over a C handle. */
+    explicit Image(etg_image *owned) : handle_(owned) {}
+
+    /** From the bytes of a JPEG, PNG, WebP, BMP or GIF file. */
+    static Result<Image> decode(const void *bytes, std::size_t length, const ImageOptions *options = nullptr)
+    {
+        return make([&](etg_image **out) {
+            return etg_image_from_encoded(static_cast<const std::uint8_t *>(bytes), length, raw(options), out);
+        });
+    }
+    static Result<Image> decode(const std::vector<std::uint8_t> &bytes, const ImageOptions *options = nullptr)
+    {
+        return decode(bytes.data(), bytes.size(), options);
+    }
+    static Result<Image> open(std::string_view path, const ImageOptions *options = nullptr)
+    {
+        return make([&](etg_image **out) {
+            return etg_image_from_file(path.data(), path.size(), raw(options), out);
+        });
+    }
+    /** From pixels in memory; `row_stride` is bytes from row to row. */
+    static Result<Image> from_pixels(PixelFormat format, std::size_t width, std::size_t height, std::size_t row_stride,
+                                     const void *data, std::size_t length, const ImageOptions *options = nullptr)
+    {
+        return make([&](etg_image **out) {
+            return etg_image_from_pixels(static_cast<std::int32_t>(format), width, height, row_stride,
+                                         static_cast<const std::uint8_t *>(data), length, raw(options), out);
+        });
+    }
+    /** From a camera frame; begin with etg_yuv420_init(). */
+    static Result<Image> from_yuv420(const etg_yuv420 &frame, const ImageOptions *options = nullptr)
+    {
+        return make([&](etg_image **out) { return etg_image_from_yuv420(&frame, raw(options), out); });
+    }
+    /** From normalized floats [tiles, 3, height, width]. */
+    static Result<Image> from_tensor(const float *values, std::size_t count, const TileLayout &layout,
+                                     std::size_t height, std::size_t width)
+    {
+        return make([&](etg_image **out) {
+            return etg_image_from_tiles(values, count, layout.rows, layout.cols, layout.overview ? 1 : 0, height, width,
+                                        out);
+        });
+    }
+
+    std::size_t width() const { return size().first; }
+    std::size_t height() const { return size().second; }
+
+    /** SHA-256 of the content. */
+    Hash content_hash() const
+    {
+        Hash hash{};
+        (void)!etg_image_content_hash(get(), hash.data());
+        return hash;
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_image *get() const noexcept { return handle_.get(); }
+
+private:
+    template <typename Call> static Result<Image> make(Call &&call)
+    {
+        return detail::object_from<Image, etg_image>(std::forward<Call>(call));
+    }
+    static const etg_image_options *raw(const ImageOptions *options) { return options ? options->get() : nullptr; }
+    std::pair<std::size_t, std::size_t> size() const
+    {
+        std::pair<std::size_t, std::size_t> size{0, 0};
+        (void)!etg_image_size(get(), &size.first, &size.second);
+        return size;
+    }
+
+    detail::Owned<etg_image, etg_image_free> handle_;
+};
+
+/** Normalized tiles of a picture, as a vision encoder takes them. */
+class Pixels {
+public:
+    /** Take over a C handle. */
+    explicit Pixels(etg_pixels *owned) : handle_(owned) {}
+
+    /** [tiles, 3, height, width]; valid as long as this object. */
+    FloatView values() const
+    {
+        FloatView view;
+        (void)!etg_pixels_values(get(), &view.data, &view.size);
+        return view;
+    }
+    /** Tiles, height, width. */
+    std::array<std::size_t, 3> shape() const
+    {
+        std::array<std::size_t, 3> shape{};
+        (void)!etg_pixels_shape(get(), &shape[0], &shape[1], &shape[2]);
+        return shape;
+    }
+    Result<TileLayout> layout() const
+    {
+        return detail::layout_from([&](std::size_t *rows, std::size_t *cols, std::int32_t *overview) {
+            return etg_pixels_layout(get(), rows, cols, overview);
+        });
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_pixels *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_pixels, etg_pixels_free> handle_;
+};
+
+/** The rows that a vision encoder made of a picture. */
+class Embedding {
+public:
+    /** Take over a C handle. */
+    explicit Embedding(etg_embedding *owned) : handle_(owned) {}
+
+    /** From rows that were taken out before, or that another encoder made. */
+    static Result<Embedding> create(const float *rows, std::size_t row_count, std::size_t width,
+                                    const TileLayout &layout)
+    {
+        return detail::object_from<Embedding, etg_embedding>([&](etg_embedding **out) {
+            return etg_embedding_create(rows, row_count, width, layout.rows, layout.cols, layout.overview ? 1 : 0, out);
+        });
+    }
+
+    /** row_count() rows of width() floats; valid as long as this object. */
+    FloatView rows() const { return {shape().rows, shape().count * shape().width}; }
+    std::size_t row_count() const { return shape().count; }
+    std::size_t width() const { return shape().width; }
+    Result<TileLayout> layout() const
+    {
+        return detail::layout_from([&](std::size_t *rows, std::size_t *cols, std::int32_t *overview) {
+            return etg_embedding_layout(get(), rows, cols, overview);
+        });
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_embedding *get() const noexcept { return handle_.get(); }
+
+private:
+    struct Shape {
+        const float *rows = nullptr;
+        std::size_t count = 0;
+        std::size_t width = 0;
+    };
+    Shape shape() const
+    {
+        Shape shape;
+        (void)!etg_embedding_rows(get(), &shape.rows, &shape.count, &shape.width);
+        return shape;
+    }
+
+    detail::Owned<etg_embedding, etg_embedding_free> handle_;
+};
+
+/** Preprocessing of pictures by itself, without a runner. */
+class ImageProcessor {
+public:
+    /** Take over a C handle. */
+    explicit ImageProcessor(etg_image_processor *owned) : handle_(owned) {}
+
+    /** Open the processor of a compiled model folder. */
+    static Result<ImageProcessor> open(std::string_view folder)
+    {
+        return detail::object_from<ImageProcessor, etg_image_processor>([&](etg_image_processor **out) {
+            return etg_image_processor_open(folder.data(), folder.size(), out);
+        });
+    }
+    /** From the texts of a checkpoint's settings files, either of which may be empty. */
+    static Result<ImageProcessor> create(ImageFamily family, std::string_view preprocessor_json,
+                                         std::string_view processor_json, std::size_t tile_size)
+    {
+        return detail::object_from<ImageProcessor, etg_image_processor>([&](etg_image_processor **out) {
+            return etg_image_processor_create(static_cast<std::int32_t>(family), preprocessor_json.data(),
+                                              preprocessor_json.size(), processor_json.data(), processor_json.size(),
+                                              tile_size, out);
+        });
+    }
+
+    std::size_t tile_size() const
+    {
+        std::size_t pixels = 0;
+        (void)!etg_image_processor_tile_size(get(), &pixels);
+        return pixels;
+    }
+    Result<TileLayout> layout(std::size_t width, std::size_t height, Tiling tiling = Tiling::checkpoint) const
+    {
+        return detail::layout_from([&](std::size_t *rows, std::size_t *cols, std::int32_t *overview) {
+            return etg_image_processor_layout(get(), width, height, static_cast<std::int32_t>(tiling), rows, cols,
+                                              overview);
+        });
+    }
+    Result<Pixels> process(const Image &image, Tiling tiling = Tiling::checkpoint) const
+    {
+        return detail::object_from<Pixels, etg_pixels>([&](etg_pixels **out) {
+            return etg_image_processor_process(get(), image.get(), static_cast<std::int32_t>(tiling), out);
+        });
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_image_processor *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_image_processor, etg_image_processor_free> handle_;
+};
+
 /** Who speaks. */
 enum class Role : std::int32_t {
     system = ETG_ROLE_SYSTEM,
@@ -264,6 +572,35 @@ public:
     Result<void> add_text(std::string_view text)
     {
         return detail::check(etg_messages_add_text(handle_.get(), text.data(), text.size()));
+    }
+
+    /** Begin a message without parts; add them next. */
+    Result<void> begin(Role role)
+    {
+        return detail::check(etg_messages_add(handle_.get(), static_cast<std::int32_t>(role)));
+    }
+
+    /** Add a picture to the last message. */
+    Result<void> add_image(const Image &image)
+    {
+        return detail::check(etg_messages_add_image(handle_.get(), image.get()));
+    }
+
+    /** Add the rows of a picture that was encoded before to the last message. */
+    Result<void> add_embedding(const Embedding &embedding)
+    {
+        return detail::check(etg_messages_add_embedding(handle_.get(), embedding.get()));
+    }
+
+    /** Compatibility with upstream's prompt strings: a user message in which each "<image>" is the next picture's place. */
+    Result<void> add_placeholder_prompt(std::string_view prompt, const std::vector<const Image *> &images)
+    {
+        std::vector<const etg_image *> handles;
+        for (const Image *image : images) {
+            handles.push_back(image ? image->get() : nullptr);
+        }
+        return detail::check(etg_messages_add_placeholder_prompt(handle_.get(), prompt.data(), prompt.size(),
+                                                                 handles.data(), handles.size()));
     }
 
     /** Remove all messages. */
@@ -352,6 +689,14 @@ public:
     Result<void> system_prompt(std::string_view text)
     {
         return detail::check(etg_runner_options_set_system_prompt(get(), text.data(), text.size()));
+    }
+    Result<void> image_tiling(Tiling tiling)
+    {
+        return detail::check(etg_runner_options_set_image_tiling(get(), static_cast<std::int32_t>(tiling)));
+    }
+    Result<void> image_cache_bytes(std::size_t bytes)
+    {
+        return detail::check(etg_runner_options_set_image_cache_bytes(get(), bytes));
     }
     Result<void> json(std::string_view text)
     {
@@ -451,6 +796,8 @@ private:
 class Runner {
 public:
     using Ids = std::vector<std::uint32_t>;
+    /** Hidden states, row after row. */
+    using Rows = std::vector<float>;
     /** Gets the reply as it comes, in whole characters. */
     using OnText = std::function<void(std::string_view text)>;
     /** Gets every event; false ends the run. */
@@ -495,6 +842,14 @@ public:
     std::size_t position() const { return number(etg_runner_position); }
     std::size_t context_capacity() const { return number(etg_runner_context_capacity); }
 
+    /** Whether the model takes pictures. */
+    bool takes_images() const
+    {
+        std::int32_t takes = 0;
+        (void)!etg_runner_takes_images(get(), &takes);
+        return takes != 0;
+    }
+
     Result<std::string> stats_json() const
     {
         return detail::text_from([&](etg_buffer **out) { return etg_runner_stats_json(get(), out); });
@@ -538,6 +893,60 @@ public:
     Result<void> prefill_prompt(const Ids &prompt)
     {
         return detail::check(etg_runner_prefill_prompt(get(), prompt.data(), prompt.size()));
+    }
+    Result<void> prefill_messages(const Messages &messages)
+    {
+        return detail::check(etg_runner_prefill_messages(get(), messages.get()));
+    }
+    Result<void> prefill_rows(const Ids &ids, const Rows &rows)
+    {
+        return detail::check(etg_runner_prefill_rows(get(), ids.data(), ids.size(), rows.data(), rows.size()));
+    }
+    Result<void> prefill_prompt_rows(const Ids &prompt, const Rows &rows)
+    {
+        return detail::check(
+            etg_runner_prefill_prompt_rows(get(), prompt.data(), prompt.size(), rows.data(), rows.size()));
+    }
+    Result<Pixels> preprocess(const Image &image)
+    {
+        return detail::object_from<Pixels, etg_pixels>(
+            [&](etg_pixels **out) { return etg_runner_preprocess_image(get(), image.get(), out); });
+    }
+    Result<Embedding> encode(const Pixels &pixels)
+    {
+        return detail::object_from<Embedding, etg_embedding>(
+            [&](etg_embedding **out) { return etg_runner_encode_pixels(get(), pixels.get(), out); });
+    }
+    /** From the image cache or the encoder. */
+    Result<Embedding> encode(const Image &image)
+    {
+        return detail::object_from<Embedding, etg_embedding>(
+            [&](etg_embedding **out) { return etg_runner_encode_image(get(), image.get(), out); });
+    }
+    Result<Rows> embed_tokens(const Ids &ids)
+    {
+        std::size_t tile_size = 0;
+        std::size_t rows_per_tile = 0;
+        std::size_t width = 0;
+        std::int32_t status = etg_runner_image_geometry(get(), &tile_size, &rows_per_tile, &width);
+        Rows rows(ids.size() * width);
+        if (status >= 0) {
+            status = etg_runner_embed_tokens(get(), ids.data(), ids.size(), rows.data(), rows.size());
+        }
+        if (status < 0) {
+            return detail::fail<Rows>(status);
+        }
+        return rows;
+    }
+    /** Put the rows of pictures in the places of the picture tokens of `ids`. */
+    Result<void> merge(const Ids &ids, Rows &rows, const std::vector<const Embedding *> &embeddings)
+    {
+        std::vector<const etg_embedding *> handles;
+        for (const Embedding *embedding : embeddings) {
+            handles.push_back(embedding ? embedding->get() : nullptr);
+        }
+        return detail::check(etg_runner_merge(get(), ids.data(), ids.size(), rows.data(), rows.size(), handles.data(),
+                                              handles.size()));
     }
     Result<void> decode_one(std::uint32_t id) { return detail::check(etg_runner_decode_one(get(), id)); }
     Result<std::uint32_t> sample(const GenerateOptions &options)
@@ -646,6 +1055,21 @@ public:
 
     /** An ETG_WEIGHTS_ constant. */
     Result<void> weights(std::int32_t format) { return detail::check(etg_compile_options_set_weights(get(), format)); }
+    /** An ETG_WEIGHTS_ constant; ETG_WEIGHTS_AUTO follows weights(). */
+    Result<void> vision_weights(std::int32_t format)
+    {
+        return detail::check(etg_compile_options_set_vision_weights(get(), format));
+    }
+    /** An ETG_WEIGHTS_ constant; ETG_WEIGHTS_AUTO follows weights(). */
+    Result<void> embedding_weights(std::int32_t format)
+    {
+        return detail::check(etg_compile_options_set_embedding_weights(get(), format));
+    }
+    /** An ETG_POSITIONS_ constant. */
+    Result<void> position_rule(std::int32_t rule)
+    {
+        return detail::check(etg_compile_options_set_position_rule(get(), rule));
+    }
     Result<void> max_context(std::size_t tokens)
     {
         return detail::check(etg_compile_options_set_max_context(get(), tokens));
@@ -666,23 +1090,43 @@ private:
 /** Gets the progress of a compilation; false ends it. */
 using OnProgress = std::function<bool(const etg_progress &progress)>;
 
+namespace detail {
+
+/** A compilation's callback and what it threw. */
+struct ProgressCall {
+    const OnProgress &on_progress;
+    Caught caught;
+
+    static std::int32_t receive(void *user_data, const etg_progress *progress)
+    {
+        ProgressCall &call = *static_cast<ProgressCall *>(user_data);
+        return call.caught.run([&] { return call.on_progress(*progress); });
+    }
+    etg_progress_fn function() const noexcept { return on_progress ? receive : nullptr; }
+};
+
+} // namespace detail
+
 /** Compile a checkpoint (Hugging Face folder or GGUF file) into a model folder. */
 inline Result<void> compile(std::string_view checkpoint, std::string_view out_folder, const CompileOptions &options = {},
                             const OnProgress &on_progress = {})
 {
-    struct Call {
-        const OnProgress &on_progress;
-        detail::Caught caught;
-
-        static std::int32_t receive(void *user_data, const etg_progress *progress)
-        {
-            Call &call = *static_cast<Call *>(user_data);
-            return call.caught.run([&] { return call.on_progress(*progress); });
-        }
-    };
-    Call call{on_progress, {}};
+    detail::ProgressCall call{on_progress, {}};
     const std::int32_t status = etg_compile(checkpoint.data(), checkpoint.size(), out_folder.data(), out_folder.size(),
-                                            options.get(), on_progress ? Call::receive : nullptr, &call);
+                                            options.get(), call.function(), &call);
+    call.caught.rethrow();
+    return detail::check(status);
+}
+
+/** Compile one component of a model folder again, e.g. "vision_encoder" with another precision. */
+inline Result<void> recompile_component(std::string_view checkpoint, std::string_view folder,
+                                        std::string_view component, const CompileOptions &options,
+                                        const OnProgress &on_progress = {})
+{
+    detail::ProgressCall call{on_progress, {}};
+    const std::int32_t status =
+        etg_recompile_component(checkpoint.data(), checkpoint.size(), folder.data(), folder.size(), component.data(),
+                                component.size(), options.get(), call.function(), &call);
     call.caught.rethrow();
     return detail::check(status);
 }

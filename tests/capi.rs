@@ -7,8 +7,10 @@ mod built;
 #[path = "native/folder.rs"]
 mod folder;
 mod native;
+#[path = "native/program.rs"]
+mod program;
 
-use built::{compiler, libraries};
+use built::compiler;
 use etgenai::capi::buffer::*;
 use etgenai::capi::compile::*;
 use etgenai::capi::compile_options::*;
@@ -22,19 +24,23 @@ use etgenai::capi::runner_steps::*;
 use etgenai::capi::status::*;
 use etgenai::capi::turn_result::etg_turn_result;
 use folder::fresh_folder;
-use native::{root, run};
+use native::root;
+use program::run_program;
 use std::ffi::{CStr, c_char, c_void};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// A tiny model, compiled once through the C ABI.
-static MODEL: LazyLock<PathBuf> = LazyLock::new(|| {
-    let model = fresh_folder("capi").join("model");
-    let checkpoint = root().join("tests/fixtures/tiny/smollm2").display().to_string();
+/// A tiny text model, compiled once through the C ABI.
+static MODEL: LazyLock<PathBuf> = LazyLock::new(|| compiled("smollm2"));
+/// A tiny model that takes pictures.
+static SEEING_MODEL: LazyLock<PathBuf> = LazyLock::new(|| compiled("smolvlm"));
+
+fn compiled(family: &str) -> PathBuf {
+    let model = fresh_folder(&format!("capi {family}")).join("model");
+    let checkpoint = root().join("tests/fixtures/tiny").join(family).display().to_string();
     let out = model.display().to_string();
     let mut options = ptr::null_mut();
     unsafe {
@@ -46,7 +52,7 @@ static MODEL: LazyLock<PathBuf> = LazyLock::new(|| {
     }
     etg_compile_options_free(options);
     model
-});
+}
 
 fn text(text: &str) -> (*const c_char, usize) {
     (text.as_ptr().cast(), text.len())
@@ -295,6 +301,16 @@ fn a_result_struct_follows_the_growth_rules() {
     let chat = Chat::open();
     let say = |out: *mut etg_turn_result| chat.say("hello", None, ptr::null_mut(), out);
 
+    // A program of before there were pictures: what is behind its struct stays as it is.
+    let mut before = empty_result();
+    let known = std::mem::offset_of!(etg_turn_result, images);
+    before.struct_size = known as u32;
+    (before.images, before.image_encode_ms) = (77, 7.5);
+    assert_eq!(say(&mut before), ETG_STOP_LENGTH);
+    assert_eq!((before.struct_size as usize, before.generated_tokens), (known, 8));
+    assert_eq!((before.images, before.image_encode_ms), (77, 7.5));
+    assert_eq!(etg_runner_reset(chat.runner), ETG_OK);
+
     let mut old = empty_result();
     old.struct_size = 12;
     assert_eq!(say(&mut old), ETG_ERROR_INVALID_ARGUMENT);
@@ -421,20 +437,6 @@ fn a_cancelled_compilation_leaves_nothing() {
     assert_eq!(fs::read_dir(folder.path()).expect("the folder is there").count(), 0);
 }
 
-/// Compile a program against the shared library and, apart, against the static one, and run both.
-fn run_program(mut compile: impl FnMut() -> Command, source: &Path, arguments: &[&str]) {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let libraries = libraries();
-    // Programs look for the name in the library, which an installation provides as a link.
-    let soname = format!("libetgenai.so.{}", env!("CARGO_PKG_VERSION_MAJOR"));
-    std::os::unix::fs::symlink(&libraries.shared, folder.path().join(soname)).expect("a link");
-    let (shared, fixed) = (folder.path().join("shared"), folder.path().join("static"));
-    run(compile().arg(source).arg("-o").arg(&shared).arg(&libraries.shared).arg("-lpthread"));
-    run(Command::new(&shared).args(arguments).env("LD_LIBRARY_PATH", folder.path()));
-    run(compile().arg(source).arg("-o").arg(&fixed).arg(&libraries.archive).args(["-lm", "-lpthread", "-ldl"]));
-    run(Command::new(&fixed).args(arguments));
-}
-
 #[test]
 fn smoke_in_c() {
     run_program(|| compiler(false, "c11"), &root().join("tests/c/smoke.c"), &[]);
@@ -470,8 +472,9 @@ fn null_sweep_in_c() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let source = folder.path().join("null_sweep.c");
     fs::write(&source, template.replace("/* CALLS */", &calls)).expect("the program can be written");
-    let model = MODEL.display().to_string();
-    run_program(|| compiler(false, "c11"), &source, &[&model]);
+    let model = SEEING_MODEL.display().to_string();
+    let picture = root().join("tests/fixtures/media/rgb_97x61.png").display().to_string();
+    run_program(|| compiler(false, "c11"), &source, &[&model, &picture]);
 }
 
 /// Makes the calls of the NULL sweep from the text of the header.
@@ -487,7 +490,7 @@ mod sweep {
     ];
 
     /// Arguments that may be NULL.
-    const OPTIONAL: [&str; 10] = [
+    const OPTIONAL: [&str; 17] = [
         "etg_runner_open.options",
         "etg_runner_generate.options",
         "etg_runner_generate.on_event",
@@ -497,6 +500,13 @@ mod sweep {
         "etg_compile.options",
         "etg_compile.on_progress",
         "etg_compile.user_data",
+        "etg_recompile_component.options",
+        "etg_recompile_component.on_progress",
+        "etg_recompile_component.user_data",
+        "etg_image_from_encoded.options",
+        "etg_image_from_file.options",
+        "etg_image_from_pixels.options",
+        "etg_image_from_yuv420.options",
         "etg_set_log_sink.",
     ];
 
@@ -531,6 +541,14 @@ mod sweep {
     fn value(parameter: &str) -> &'static str {
         let kind = parameter.rsplit_once([' ', '*']).map_or(parameter, |(kind, _)| kind).replace("struct ", "");
         let kind = kind.replace("const ", "").replace(' ', "");
+        if parameter.contains("*const *") {
+            return match kind.as_str() {
+                "char*" => "texts",
+                "etg_image*" => "images",
+                "etg_embedding*" => "embeddings",
+                other => panic!("null_sweep.c has no array of {other}"),
+            };
+        }
         match (kind.as_str(), parameter.contains("**")) {
             (_, true) => match kind.trim_end_matches('*') {
                 "etg_buffer" => "&new_buffer",
@@ -541,6 +559,12 @@ mod sweep {
                 "etg_tokenizer" => "&new_tokenizer",
                 "etg_detokenizer" => "&new_detokenizer",
                 "etg_runner" => "&new_runner",
+                "etg_image_options" => "&new_image_options",
+                "etg_image" => "&new_image",
+                "etg_pixels" => "&new_pixels",
+                "etg_image_processor" => "&new_image_processor",
+                "etg_embedding" => "&new_embedding",
+                "uint8_t" => "&bytes_out",
                 "char" => "&text_out",
                 "uint32_t" => "&ids_out",
                 "float" => "&logits_out",
@@ -554,14 +578,24 @@ mod sweep {
             ("etg_tokenizer" | "etg_tokenizer*", _) => "tokenizer",
             ("etg_detokenizer" | "etg_detokenizer*", _) => "detokenizer",
             ("etg_runner" | "etg_runner*", _) => "runner",
+            ("etg_image_options" | "etg_image_options*", _) => "image_options",
+            ("etg_image" | "etg_image*", _) => "image",
+            ("etg_pixels" | "etg_pixels*", _) => "pixels",
+            ("etg_image_processor" | "etg_image_processor*", _) => "image_processor",
+            ("etg_embedding" | "etg_embedding*", _) => "embedding",
+            ("etg_yuv420" | "etg_yuv420*", _) => "&frame",
             ("etg_turn_result" | "etg_turn_result*", _) => "&result",
             ("etg_event_fn" | "etg_progress_fn" | "void" | "void*", _) => "NULL",
             ("char" | "char*", _) => "\"x\"",
-            ("size_t", _) if parameter.contains('*') => "&size_out",
+            ("uint8_t", _) if parameter.contains("_out") => "hash",
+            ("uint8_t", _) if parameter.contains('*') => "bytes",
+            ("size_t", _) if parameter.contains("_out") => "&size_out",
+            ("size_t", _) if parameter.contains('*') => "lengths",
+            ("float", _) if parameter.contains('*') => "values",
             ("uint32_t", _) if parameter.contains("_out") => "&id_out",
             ("int32_t", _) if parameter.contains("_out") => "&flag_out",
             ("uint32_t*" | "uint32_t", _) if parameter.contains('*') => "ids",
-            ("size_t" | "uint32_t" | "int32_t" | "uint64_t", _) => "1",
+            ("size_t" | "uint8_t" | "uint32_t" | "int32_t" | "uint64_t", _) => "1",
             ("float", _) => "1.0f",
             (other, _) => panic!("null_sweep.c has no variable for {other}"),
         }

@@ -6,6 +6,7 @@ mod native;
 
 use etgenai::capi::compile::etg_progress;
 use etgenai::capi::event::etg_event;
+use etgenai::capi::image::etg_yuv420;
 use etgenai::capi::turn_result::etg_turn_result;
 use native::{root, run};
 use std::collections::BTreeMap;
@@ -63,11 +64,15 @@ fn c_and_rust_agree_on_every_struct() {
     layout!(in_rust, etg_turn_result:
         struct_size, status, text, text_length, tokens, token_count, seed, prompt_tokens, reused_tokens,
         prefilled_tokens, generated_tokens, encode_ms, prefill_ms, first_token_ms, decode_ms, sampling_ms, engine_ms,
-        total_ms, prefill_tokens_per_second, decode_tokens_per_second, has_seed, reserved);
+        total_ms, prefill_tokens_per_second, decode_tokens_per_second, has_seed, reserved, images, encoded_images,
+        image_preprocess_ms, image_encode_ms);
+    layout!(in_rust, etg_yuv420:
+        struct_size, range, width, height, y, y_length, y_row_stride, u, u_length, v, v_length, uv_row_stride,
+        uv_pixel_stride);
     let mut in_c = layouts_in_header();
     // Opaque handles have no layout; bindgen gives their placeholder one.
     in_c.retain(|name, _| {
-        ["etg_event", "etg_progress", "etg_turn_result"]
+        ["etg_event", "etg_progress", "etg_turn_result", "etg_yuv420"]
             .iter()
             .any(|kind| name.strip_suffix(kind).is_some() || name.contains(&format!("{kind}::")))
     });

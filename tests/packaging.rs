@@ -93,17 +93,17 @@ fn install() -> Installed {
     // Nothing of the build may be needed any more, nor the place it was installed to.
     fs::remove_dir_all(&build).expect("the build folder can go");
     fs::rename(&prefix, installed.prefix()).expect("the prefix can be moved");
-    compile_model(&installed.model());
+    compile_model("tests/fixtures/tiny/smollm2", &installed.model());
     installed
 }
 
-fn compile_model(out: &Path) {
+fn compile_model(checkpoint: &str, out: &Path) {
     use etgenai::checkpoint::Checkpoint;
     use etgenai::compile::{CompileOptions, Flow, compile_checkpoint};
     use etgenai::formats::WeightFormat;
-    let checkpoint = Checkpoint::open(&root().join("tests/fixtures/tiny/smollm2")).expect("the fixture opens");
+    let checkpoint = Checkpoint::open(&root().join(checkpoint)).expect("the checkpoint opens");
     compile_checkpoint(&checkpoint, out, &CompileOptions::new(WeightFormat::F32), &mut |_| Flow::Continue)
-        .expect("the fixture compiles");
+        .expect("the checkpoint compiles");
 }
 
 fn copy_folder(from: &Path, to: &Path) {
@@ -136,6 +136,48 @@ fn chat_stages_and_cpp_say_the_same_shared_and_static() {
     for transcript in &transcripts {
         assert_eq!(*transcript, first);
     }
+}
+
+/// Models that take pictures, a tiny one and the one that is shipped for the demo, each with three pictures to look at.
+static SEEING_MODELS: LazyLock<[(PathBuf, [PathBuf; 3]); 2]> = LazyLock::new(|| {
+    let media = |name: &str| root().join("tests/fixtures/media").join(name);
+    let demo = root().join("src/cli/demo/assets");
+    let models = [
+        ("tests/fixtures/tiny/smolvlm", ["rgb_97x61.png", "gray_33x47.png", "exif6_64x40.jpg"].map(media)),
+        ("src/cli/demo/assets/model", ["a.png", "b.png", "c.png"].map(|name| demo.join("images").join(name))),
+    ];
+    models.map(|(checkpoint, pictures)| {
+        let model = INSTALLED.folder.join(checkpoint.replace('/', " "));
+        compile_model(checkpoint, &model);
+        (model, pictures)
+    })
+});
+
+#[test]
+fn pictures_in_whole_turns_and_in_single_steps() {
+    let transcript = |program: &Path, options: &[&str], model: &Path, pictures: &[PathBuf]| {
+        run(Command::new(program).args(["--max-new-tokens", "12"]).args(options).arg(model).args(pictures))
+    };
+    let programs = [false, true]
+        .map(|fixed| (INSTALLED.build("vlm", "vlm", fixed), INSTALLED.build("vlm_stages", "vlm_stages", fixed)));
+    for (model, pictures) in &*SEEING_MODELS {
+        for (whole, stages) in &programs {
+            let expected = transcript(whole, &["--tokens"], model, pictures);
+            assert_eq!(expected.matches("tokens: ").count(), 3, "{expected}");
+            assert_eq!(transcript(stages, &[], model, pictures), expected);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_no_picture_is_an_error_with_words() {
+    let vlm = INSTALLED.build("vlm", "vlm", false);
+    let (model, [good, ..]) = &SEEING_MODELS[0];
+    let bad = root().join("Cargo.toml");
+    let output = Command::new(vlm).arg(model).args([good, &bad, good]).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(1));
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(words.contains("unknown picture format") && words.contains("Cargo.toml"), "{words}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::status::ETG_OK;
 use crate::Result;
 use crate::artefact::Artefact;
 use crate::checkpoint::{Checkpoint, CheckpointKind};
-use crate::compile::{Flow, Progress, Stage, compile_checkpoint};
+use crate::compile::{Flow, Progress, Stage, compile_checkpoint, recompile_component};
 use crate::registry::{self, ModelSpec};
 use serde_json::{Value, json};
 use std::ffi::{c_char, c_void};
@@ -94,6 +94,45 @@ pub unsafe extern "C" fn etg_compile(
         let report =
             compile_checkpoint(&checkpoint, &out, &options, &mut |progress| report(on_progress, user_data, &progress))?;
         log::info!("compiled {} to {} in {:.1} s", report.model, report.weights, report.seconds);
+        Ok(ETG_OK)
+    })
+}
+
+/// Compile one component ("vision_encoder", "tok_embedding" or "text_decoder") of the compiled model in `folder` again,
+/// from the checkpoint it was made from: to give it another precision. Its weight format and the position rule come from
+/// `options` (NULL: the defaults); context and block size stay those of the folder. The other components' files stay byte
+/// for byte what they are, and runners that are open go on with what they have.
+///
+/// - Threads: any, several at once for different folders; progress comes on this thread.
+/// - Owns: nothing is kept.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (also a checkpoint of another model, or options that ask for another context or
+///   block size), `ETG_ERROR_NOT_FOUND` (also a component that the model does not have), otherwise as `etg_compile`.
+/// - After a failure: the folder is as it was.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_recompile_component(
+    checkpoint: *const c_char,
+    checkpoint_length: usize,
+    folder: *const c_char,
+    folder_length: usize,
+    component: *const c_char,
+    component_length: usize,
+    options: *const etg_compile_options,
+    on_progress: etg_progress_fn,
+    user_data: *mut c_void,
+) -> i32 {
+    guard("etg_recompile_component", || {
+        // SAFETY: text of the caller.
+        let checkpoint = unsafe { input::path(checkpoint, checkpoint_length, "checkpoint") }?;
+        // SAFETY: text of the caller.
+        let folder = unsafe { input::path(folder, folder_length, "folder") }?;
+        // SAFETY: text of the caller.
+        let component = unsafe { input::text(component, component_length, "component") }?;
+        let options = compile_options::read(options)?;
+        let checkpoint = Checkpoint::open(&checkpoint)?;
+        let progress = &mut |progress: Progress<'_>| report(on_progress, user_data, &progress);
+        let report = recompile_component(&checkpoint, &folder, component, &options, progress)?;
+        log::info!("compiled {component} of {} again in {:.1} s", report.model, report.seconds);
         Ok(ETG_OK)
     })
 }

@@ -7,6 +7,7 @@ use super::json_fields::{self, Field};
 use super::status::ETG_OK;
 use crate::compile::CompileOptions;
 use crate::formats::WeightFormat;
+use crate::registry::PositionRule;
 use crate::{Error, Result};
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -23,7 +24,15 @@ pub const ETG_WEIGHTS_W8: i32 = 3;
 /// Weights: int4 in groups of 32, with an int8 embedding table and output head.
 pub const ETG_WEIGHTS_W4: i32 = 4;
 
-/// How a checkpoint is compiled: weight format, context, block size.
+/// Weights of a component: what suits those of the decoder.
+pub const ETG_WEIGHTS_AUTO: i32 = -1;
+
+/// Position rows of SmolVLM's encoder: as the model was trained.
+pub const ETG_POSITIONS_IDENTITY: i32 = 0;
+/// Position rows of SmolVLM's encoder: what upstream's export computes, for comparisons with upstream's files only.
+pub const ETG_POSITIONS_UPSTREAM_SHIFTED: i32 = 1;
+
+/// How a checkpoint is compiled: weight formats, context, block size.
 pub struct etg_compile_options {
     options: Mutex<CompileOptions>,
 }
@@ -76,16 +85,29 @@ fn format_of(number: i32) -> Result<WeightFormat> {
     }
 }
 
+/// A component's own format; `None` is [`ETG_WEIGHTS_AUTO`].
+fn component_format_of(number: i32) -> Result<Option<WeightFormat>> {
+    if number == ETG_WEIGHTS_AUTO { Ok(None) } else { format_of(number).map(Some) }
+}
+
 /// Keys of the JSON setter.
-const KEYS: [&str; 5] = ["weights", "max_context", "prefill_ar", "model", "threads"];
+const KEYS: [&str; 8] = [
+    "weights",
+    "vision_weights",
+    "embedding_weights",
+    "position_rule",
+    "max_context",
+    "prefill_ar",
+    "model",
+    "threads",
+];
 
 fn set_field(options: &mut CompileOptions, field: &Field<'_>) -> Result<bool> {
     match field.key() {
-        "weights" => {
-            let names = WeightFormat::ALL.map(WeightFormat::name).join(", ");
-            options.weights =
-                WeightFormat::parse(field.text()?).ok_or_else(|| field.wanted(&format!("one of {names}")))?;
-        }
+        "weights" => options.weights = named_format(field)?,
+        "vision_weights" => options.vision_weights = field.or_null(named_format)?,
+        "embedding_weights" => options.embedding_weights = field.or_null(named_format)?,
+        "position_rule" => options.position_rule = field.or_null(named_rule)?.unwrap_or_default(),
         "max_context" => options.max_context = field.or_null(Field::count)?,
         "prefill_ar" => options.prefill_ar = field.or_null(Field::count)?,
         "model" => options.model = field.or_null(Field::text)?.map(str::to_owned),
@@ -93,6 +115,16 @@ fn set_field(options: &mut CompileOptions, field: &Field<'_>) -> Result<bool> {
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+fn named_format(field: &Field<'_>) -> Result<WeightFormat> {
+    let names = WeightFormat::ALL.map(WeightFormat::name).join(", ");
+    WeightFormat::parse(field.text()?).ok_or_else(|| field.wanted(&format!("one of {names}")))
+}
+
+fn named_rule(field: &Field<'_>) -> Result<PositionRule> {
+    let names = PositionRule::ALL.map(PositionRule::name).join(", ");
+    PositionRule::parse(field.text()?).ok_or_else(|| field.wanted(&format!("one of {names}")))
 }
 
 /// Make options with the default values: half-precision weights, everything else as the model suggests.
@@ -134,6 +166,61 @@ pub extern "C" fn etg_compile_options_free(options: *mut etg_compile_options) ->
 pub extern "C" fn etg_compile_options_set_weights(options: *mut etg_compile_options, format: i32) -> i32 {
     update("etg_compile_options_set_weights", options, |options| {
         options.weights = format_of(format)?;
+        Ok(())
+    })
+}
+
+/// Number format of the vision encoder's matrices: an `ETG_WEIGHTS_` constant, or `ETG_WEIGHTS_AUTO`, the default: as
+/// `etg_compile_options_set_weights` says, but int8 beside an int4 decoder. Text models have no encoder and ignore it.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_compile_options_set_vision_weights(options: *mut etg_compile_options, format: i32) -> i32 {
+    update("etg_compile_options_set_vision_weights", options, |options| {
+        options.vision_weights = component_format_of(format)?;
+        Ok(())
+    })
+}
+
+/// Number format of the token embedding of a model that takes pictures: an `ETG_WEIGHTS_` constant, or
+/// `ETG_WEIGHTS_AUTO`, the default: as `etg_compile_options_set_weights` says. Int4 is stored as int8.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_compile_options_set_embedding_weights(options: *mut etg_compile_options, format: i32) -> i32 {
+    update("etg_compile_options_set_embedding_weights", options, |options| {
+        options.embedding_weights = component_format_of(format)?;
+        Ok(())
+    })
+}
+
+/// Which rows of the position table the patches of SmolVLM's encoder get, an `ETG_POSITIONS_` constant;
+/// `ETG_POSITIONS_IDENTITY` is the default. For other models any other rule is refused when they are compiled.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_compile_options_set_position_rule(options: *mut etg_compile_options, rule: i32) -> i32 {
+    update("etg_compile_options_set_position_rule", options, |options| {
+        options.position_rule = match rule {
+            ETG_POSITIONS_IDENTITY => PositionRule::Identity,
+            ETG_POSITIONS_UPSTREAM_SHIFTED => PositionRule::UpstreamShifted,
+            other => {
+                let wanted = "an ETG_POSITIONS_ constant (0 or 1)";
+                return Err(Error::invalid(format!("position rule is {other}, but must be {wanted}")));
+            }
+        };
         Ok(())
     })
 }
@@ -206,7 +293,8 @@ pub extern "C" fn etg_compile_options_set_threads(options: *mut etg_compile_opti
 }
 
 /// Set any of the options from one JSON object, e.g. `{"weights": "w4", "max_context": 4096}`. Keys: weights (f32, f16,
-/// bf16, w8 or w4), max_context, prefill_ar, model, threads; null takes the default.
+/// bf16, w8 or w4), vision_weights, embedding_weights (the same names), position_rule (identity or upstream_shifted),
+/// max_context, prefill_ar, model, threads; null takes the default.
 ///
 /// - Threads: any.
 /// - Owns: the text is copied.

@@ -54,6 +54,15 @@ pub(super) fn get<T: Handle>(ticket: *const T) -> Result<Arc<T>> {
     value.and_then(|value| value.downcast().ok()).ok_or_else(|| not_live(ticket))
 }
 
+/// The values behind an array of tickets; `what` names it.
+///
+/// # Errors
+/// An element as [`get`] refuses it; the message says which.
+pub(super) fn get_all<T: Handle>(tickets: &[*const T], what: &str) -> Result<Vec<Arc<T>>> {
+    let named = |(index, &ticket)| get(ticket).map_err(|error| Error::invalid(format!("{what}[{index}]: {error}")));
+    tickets.iter().enumerate().map(named).collect()
+}
+
 /// Take `ticket` out of the table and drop its value (at the latest when the calls in flight return). NULL is allowed.
 ///
 /// # Errors

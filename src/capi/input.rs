@@ -12,9 +12,40 @@ use std::slice;
 /// # Errors
 /// NULL with a count, misaligned, or more than an address space holds; `what` names the argument.
 pub(super) unsafe fn values<'a, T: Copy>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T]> {
+    if check(pointer, count, what)? == Place::Empty {
+        return Ok(&[]);
+    }
+    // SAFETY: not NULL, aligned, no overflow; readable by this function's contract.
+    Ok(unsafe { slice::from_raw_parts(pointer, count) })
+}
+
+/// `count` values at `pointer`, to be changed in place.
+///
+/// # Safety
+/// As [`values`], and nobody else reads or writes them during `'a`.
+///
+/// # Errors
+/// As [`values`].
+pub(super) unsafe fn values_mut<'a, T: Copy>(pointer: *mut T, count: usize, what: &str) -> Result<&'a mut [T]> {
+    if check(pointer, count, what)? == Place::Empty {
+        return Ok(&mut []);
+    }
+    // SAFETY: not NULL, aligned, no overflow; the caller's alone by this function's contract.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer, count) })
+}
+
+/// Whether there is anything to look at.
+#[derive(PartialEq, Eq)]
+enum Place {
+    Empty,
+    Filled,
+}
+
+/// What both [`values`] and [`values_mut`] check.
+fn check<T>(pointer: *const T, count: usize, what: &str) -> Result<Place> {
     if pointer.is_null() {
         return if count == 0 {
-            Ok(&[])
+            Ok(Place::Empty)
         } else {
             Err(Error::invalid(format!("{what} is NULL, its length is {count}")))
         };
@@ -26,8 +57,7 @@ pub(super) unsafe fn values<'a, T: Copy>(pointer: *const T, count: usize, what: 
     if bytes.is_none() {
         return Err(Error::invalid(format!("{what}: a length of {count} is more than memory can hold")));
     }
-    // SAFETY: not NULL, aligned, no overflow; readable by this function's contract.
-    Ok(unsafe { slice::from_raw_parts(pointer, count) })
+    Ok(Place::Filled)
 }
 
 /// UTF-8 text of `length` bytes. NULL with a length of 0 is the empty text.

@@ -117,6 +117,17 @@ impl Field<'_> {
         texts.ok_or_else(|| self.wanted("a list of strings"))
     }
 
+    /// The value as a list of `N` bytes.
+    ///
+    /// # Errors
+    /// Not a list of so many whole numbers from 0 to 255.
+    pub(super) fn bytes<const N: usize>(&self) -> Result<[u8; N]> {
+        let byte = |item: &Value| item.as_u64().and_then(|number| u8::try_from(number).ok());
+        let list = self.value.as_array().and_then(|list| list.iter().map(byte).collect::<Option<Vec<_>>>());
+        let bytes = list.and_then(|list| list.try_into().ok());
+        bytes.ok_or_else(|| self.wanted(&format!("a list of {N} numbers, 0 to 255")))
+    }
+
     /// The error for a value that is not what was wanted.
     pub(super) fn wanted(&self, wanted: &str) -> Error {
         let mut found = self.value.to_string();

@@ -1,5 +1,5 @@
-//! `etg_runner`: a conversation with a compiled model. Whole turns here, single steps in `runner_steps`, what it can
-//! be asked at any time in `runner_getters`.
+//! `etg_runner`: a conversation with a compiled model. Whole turns here, single steps in `runner_steps`, those with
+//! pictures in `runner_images`, what it can be asked at any time in `runner_getters`.
 
 use super::event::{self, etg_event_fn};
 use super::generate_options::{self, etg_generate_options};
@@ -8,8 +8,8 @@ use super::handle::{self, Handle};
 use super::input::{self, Out};
 use super::last_error::Failure;
 use super::messages::{self, etg_messages};
-use super::out_struct::OutStruct;
 use super::runner_options::{self, etg_runner_options};
+use super::sized_struct::OutStruct;
 use super::status::ETG_OK;
 use super::turn_result::{self, etg_turn_result};
 use crate::runner::{CancelHandle, Runner, TotalStats, TurnStats};
@@ -40,6 +40,10 @@ pub(super) struct Known {
     pub(super) turn_count: usize,
     pub(super) position: usize,
     pub(super) context_capacity: usize,
+    /// Side of a tile, rows of a tile, numbers of a row; `None` for a model that takes no pictures.
+    pub(super) image_geometry: Option<(usize, usize, usize)>,
+    /// Pictures in the image cache, and the bytes of their rows.
+    pub(super) image_cache: (usize, usize),
     pub(super) total: TotalStats,
     /// The last turn that ended well.
     pub(super) turn: Option<TurnStats>,
@@ -50,6 +54,8 @@ impl Known {
         self.turn_count = runner.turn_count();
         self.position = runner.position();
         self.context_capacity = runner.context_capacity();
+        self.image_geometry = runner.image_geometry();
+        self.image_cache = runner.image_cache_size();
         self.total = runner.stats().clone();
     }
 }
@@ -193,7 +199,8 @@ pub extern "C" fn etg_runner_free(runner: *mut etg_runner) -> i32 {
 /// - Codes: `ETG_OK` (the model ended its reply), `ETG_STOP_CANCELLED`, `ETG_STOP_LENGTH`, `ETG_STOP_CONTEXT_FULL`,
 ///   `ETG_STOP_STRING`, `ETG_STOP_CALLBACK`; `ETG_ERROR_INVALID_ARGUMENT`, `ETG_ERROR_UNSUPPORTED` (fields of a newer
 ///   struct), `ETG_ERROR_FORMAT` (the template fails), `ETG_ERROR_INVALID_STATE` (no chat template),
-///   `ETG_ERROR_CONTEXT_FULL`, `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`.
+///   `ETG_ERROR_CONTEXT_FULL`, `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`, `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`. Also
+///   `ETG_ERROR_UNSUPPORTED` for pictures in a model that takes none.
 /// - After a failure: the conversation is unchanged; after `ETG_ERROR_ENGINE` and `ETG_ERROR_INTERNAL` the runner is
 ///   poisoned and needs `etg_runner_reset`. `*result_out` is unchanged.
 #[unsafe(no_mangle)]

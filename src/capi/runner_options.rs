@@ -2,16 +2,18 @@
 
 use super::guard::guard;
 use super::handle::{self, Handle};
+use super::image_processor;
 use super::input::{self, Out};
 use super::json_fields::{self, Field};
 use super::status::ETG_OK;
 use crate::Result;
+use crate::media::Tiling;
 use crate::runner::RunnerOptions;
 use parking_lot::Mutex;
 use std::ffi::c_char;
 use std::ptr;
 
-/// How a runner is opened: threads, chat template, system prompt. The values are read when a runner is opened.
+/// How a runner is opened: threads, chat template, system prompt, pictures. The values are read when a runner is opened.
 pub struct etg_runner_options {
     options: Mutex<RunnerOptions>,
 }
@@ -48,7 +50,8 @@ fn update(
 }
 
 /// Keys of the JSON setter.
-const KEYS: [&str; 4] = ["threads", "template", "template_variables", "system_prompt"];
+const KEYS: [&str; 6] =
+    ["threads", "template", "template_variables", "system_prompt", "image_tiling", "image_cache_bytes"];
 
 fn set_field(options: &mut RunnerOptions, field: &Field<'_>) -> Result<bool> {
     match field.key() {
@@ -56,9 +59,25 @@ fn set_field(options: &mut RunnerOptions, field: &Field<'_>) -> Result<bool> {
         "template" => options.template = field.or_null(Field::text)?.map(str::to_owned),
         "template_variables" => options.template_variables = field.or_null(Field::object)?.cloned().unwrap_or_default(),
         "system_prompt" => options.system_prompt = field.or_null(Field::text)?.map(str::to_owned),
+        "image_tiling" => options.image_tiling = field.or_null(tiling)?.unwrap_or_default(),
+        "image_cache_bytes" => {
+            let default = RunnerOptions::DEFAULT_IMAGE_CACHE_BYTES;
+            options.image_cache_bytes = field.or_null(Field::count)?.unwrap_or(default);
+        }
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+/// A tiling by its name.
+fn tiling(field: &Field<'_>) -> Result<Tiling> {
+    match field.text()? {
+        "checkpoint" => Ok(Tiling::Checkpoint),
+        "split" => Ok(Tiling::Split),
+        "whole" => Ok(Tiling::Whole),
+        "single" => Ok(Tiling::Single),
+        _ => Err(field.wanted("one of checkpoint, split, whole, single")),
+    }
 }
 
 /// Make options with the default values.
@@ -168,8 +187,39 @@ pub unsafe extern "C" fn etg_runner_options_set_system_prompt(
     })
 }
 
+/// How pictures are cut, an `ETG_TILING_` constant; `ETG_TILING_CHECKPOINT` is the default.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_runner_options_set_image_tiling(options: *mut etg_runner_options, tiling: i32) -> i32 {
+    update("etg_runner_options_set_image_tiling", options, |options| {
+        options.image_tiling = image_processor::tiling_of(tiling)?;
+        Ok(())
+    })
+}
+
+/// Most bytes of encoded pictures that are kept, so that one that comes again is not encoded again; 0 turns the cache
+/// off. 64 MiB is the default. Pictures of the history are kept beside it.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_runner_options_set_image_cache_bytes(options: *mut etg_runner_options, bytes: usize) -> i32 {
+    update("etg_runner_options_set_image_cache_bytes", options, |options| {
+        options.image_cache_bytes = bytes;
+        Ok(())
+    })
+}
+
 /// Set any of the options from one JSON object, e.g. `{"threads": 4}`. Keys: threads, template, template_variables,
-/// system_prompt; null takes the default.
+/// system_prompt, image_tiling (checkpoint, split, whole or single), image_cache_bytes; null takes the default.
 ///
 /// - Threads: any.
 /// - Owns: the text is copied.

@@ -1,8 +1,9 @@
 //! `etg_turn_result`: what one turn gave.
 
-use super::out_struct::Sized32;
+use super::sized_struct::Sized32;
 use crate::runner::TurnResult;
 use std::ffi::c_char;
+use std::mem::offset_of;
 
 /// One finished reply: its text, its tokens, counts and times. Initialise it with `etg_turn_result_init`.
 #[repr(C)]
@@ -52,12 +53,21 @@ pub struct etg_turn_result {
     pub has_seed: i32,
     /// 0.
     pub reserved: i32,
+    /// Pictures of the whole prompt, history included.
+    pub images: u64,
+    /// Pictures that were encoded in this turn; the rows of the others were known.
+    pub encoded_images: u64,
+    /// Decoded pictures to tiles of the encoder, milliseconds.
+    pub image_preprocess_ms: f64,
+    /// Inside the vision encoder, milliseconds.
+    pub image_encode_ms: f64,
 }
 
-// SAFETY: repr(C), u32 first, no padding (the test below adds the fields up).
+// SAFETY: repr(C), u32 first, no padding (the test below adds the fields up); zero is a value of every field.
 unsafe impl Sized32 for etg_turn_result {
     const NAME: &'static str = "etg_turn_result";
-    const FIRST_SIZE: usize = size_of::<etg_turn_result>();
+    /// The first version knew no pictures.
+    const FIRST_SIZE: usize = offset_of!(etg_turn_result, images);
 }
 
 /// The reply's memory that the caller borrows.
@@ -103,6 +113,10 @@ impl Reply {
             decode_tokens_per_second: stats.decode_tokens_per_second().unwrap_or_default(),
             has_seed: i32::from(result.seed.is_some()),
             reserved: 0,
+            images: wide(stats.images),
+            encoded_images: wide(stats.encoded_images),
+            image_preprocess_ms: stats.image_preprocess_ms,
+            image_encode_ms: stats.image_encode_ms,
         }
     }
 }
@@ -113,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_struct_has_no_padding() {
-        let fields = 2 * 4 + 4 * size_of::<usize>() + 5 * 8 + 9 * 8 + 2 * 4;
+        let fields = 2 * 4 + 4 * size_of::<usize>() + 5 * 8 + 9 * 8 + 2 * 4 + 4 * 8;
         assert_eq!(size_of::<etg_turn_result>(), fields);
     }
 }

@@ -1,6 +1,7 @@
 /*
  * Every function with each of its pointers NULL in turn, all others right: an error code and a text, never a crash.
- * tests/capi.rs writes the calls from the header and passes the folder of a compiled model.
+ * tests/capi.rs writes the calls from the header and passes the folder of a compiled model that takes pictures, and a
+ * picture.
  */
 #include "etgenai.h"
 
@@ -21,7 +22,13 @@ static void nulled(int32_t status, int may_be_null, const char *call)
     }
 }
 
-#define NULLED(call, may_be_null) nulled((call), (may_be_null), #call)
+/* With NULL options a picture is made all the same. */
+#define NULLED(call, may_be_null)                                                                                      \
+    do {                                                                                                               \
+        nulled((call), (may_be_null), #call);                                                                          \
+        etg_image_free(new_image);                                                                                     \
+        new_image = NULL;                                                                                              \
+    } while (0)
 #define NEEDED(call)                                                                                                   \
     if ((call) < 0) {                                                                                                  \
         fprintf(stderr, "%s: %s\n", #call, etg_last_error_message());                                                  \
@@ -39,6 +46,18 @@ int main(int argc, char **argv)
     etg_tokenizer *tokenizer = NULL;
     etg_detokenizer *detokenizer = NULL;
     etg_runner *runner = NULL;
+    etg_image_options *image_options = NULL;
+    etg_image *image = NULL;
+    etg_pixels *pixels = NULL;
+    etg_image_processor *image_processor = NULL;
+    etg_embedding *embedding = NULL;
+    etg_yuv420 frame = etg_yuv420_init();
+    const etg_image *images[1];
+    const etg_embedding *embeddings[1];
+    const char *const texts[1] = {"x"};
+    const size_t lengths[1] = {1};
+    const uint8_t bytes[16] = {0};
+    float values[64] = {0};
     const uint32_t ids[1] = {1};
     /* ... and where their results go. */
     etg_buffer *new_buffer = NULL;
@@ -49,6 +68,13 @@ int main(int argc, char **argv)
     etg_tokenizer *new_tokenizer = NULL;
     etg_detokenizer *new_detokenizer = NULL;
     etg_runner *new_runner = NULL;
+    etg_image_options *new_image_options = NULL;
+    etg_image *new_image = NULL;
+    etg_pixels *new_pixels = NULL;
+    etg_image_processor *new_image_processor = NULL;
+    etg_embedding *new_embedding = NULL;
+    uint8_t hash[ETG_IMAGE_HASH_BYTES];
+    const uint8_t *bytes_out = NULL;
     const char *text_out = NULL;
     const uint32_t *ids_out = NULL;
     const float *logits_out = NULL;
@@ -59,9 +85,10 @@ int main(int argc, char **argv)
 
     /* Not every result has a second pointer beside it. */
     (void)new_messages, (void)new_generate_options, (void)new_runner_options, (void)new_compile_options;
-    (void)new_tokenizer, (void)new_detokenizer, (void)new_runner, (void)new_buffer;
+    (void)new_tokenizer, (void)new_detokenizer, (void)new_runner, (void)new_buffer, (void)new_image_options;
+    (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)hash;
 
-    if (argc != 2) {
+    if (argc != 3) {
         return 2;
     }
     NEEDED(etg_messages_create(&messages));
@@ -72,12 +99,27 @@ int main(int argc, char **argv)
     NEEDED(etg_runner_options_create(&runner_options));
     NEEDED(etg_compile_options_create(&compile_options));
     NEEDED(etg_runner_open(argv[1], strlen(argv[1]), runner_options, &runner));
+    NEEDED(etg_image_options_create(&image_options));
+    NEEDED(etg_image_from_file(argv[2], strlen(argv[2]), image_options, &image));
+    NEEDED(etg_image_processor_open(argv[1], strlen(argv[1]), &image_processor));
+    NEEDED(etg_runner_preprocess_image(runner, image, &pixels));
+    NEEDED(etg_runner_encode_pixels(runner, pixels, &embedding));
+    frame.width = frame.height = frame.y_row_stride = frame.uv_row_stride = 1;
+    frame.y = frame.u = frame.v = bytes;
+    frame.y_length = frame.u_length = frame.v_length = 1;
+    images[0] = image;
+    embeddings[0] = embedding;
     NEEDED(etg_runner_tokenizer(runner, &tokenizer));
     NEEDED(etg_detokenizer_create(tokenizer, 1, &detokenizer));
     NEEDED(etg_runner_render(runner, messages, &buffer));
 
 /* CALLS */
 
+    etg_embedding_free(embedding);
+    etg_image_processor_free(image_processor);
+    etg_pixels_free(pixels);
+    etg_image_free(image);
+    etg_image_options_free(image_options);
     etg_buffer_free(buffer);
     etg_detokenizer_free(detokenizer);
     etg_tokenizer_free(tokenizer);

@@ -18,7 +18,10 @@ _Static_assert(offsetof(etg_event, done) == 16 + 2 * sizeof(void *), "done");
 _Static_assert(sizeof(etg_event) == 32 + 2 * sizeof(void *), "no padding");
 _Static_assert(offsetof(etg_turn_result, struct_size) == 0, "struct_size comes first");
 _Static_assert(offsetof(etg_turn_result, seed) == 8 + 4 * sizeof(void *), "seed");
-_Static_assert(sizeof(etg_turn_result) == 8 + 4 * sizeof(void *) + 14 * 8 + 8, "no padding");
+_Static_assert(offsetof(etg_turn_result, images) == 8 + 4 * sizeof(void *) + 14 * 8 + 8, "the first version's size");
+_Static_assert(sizeof(etg_turn_result) == 8 + 4 * sizeof(void *) + 14 * 8 + 8 + 4 * 8, "no padding");
+_Static_assert(offsetof(etg_yuv420, struct_size) == 0, "struct_size comes first");
+_Static_assert(sizeof(etg_yuv420) == 8 + 11 * sizeof(void *), "no padding");
 _Static_assert(offsetof(etg_progress, struct_size) == 0, "struct_size comes first");
 _Static_assert(sizeof(etg_progress) == 8 + 2 * sizeof(void *) + 16, "no padding");
 

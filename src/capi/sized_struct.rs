@@ -3,19 +3,20 @@
 //! Their first field, `struct_size`, is the size the caller was compiled with. Fields are only ever added at the end:
 //!
 //! - smaller than the first version of the struct: an error (it was not initialised);
-//! - smaller than ours: only the fields the caller knows are written;
+//! - smaller than ours: only the fields the caller knows are read or written, the others are zero;
 //! - larger than ours: fine as long as the rest is zero, for a non-zero rest asks for something we do not know.
 //!
-//! After the call `struct_size` is the number of bytes that were filled.
+//! After a call that fills a struct its `struct_size` is the number of bytes that were filled.
 
 use crate::{Error, Result};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::slice;
 
 /// A struct whose first field is `struct_size`.
 ///
 /// # Safety
-/// `#[repr(C)]`, its first field is a `u32`, it has no padding bytes.
+/// `#[repr(C)]`, its first field is a `u32`, it has no padding bytes, and zero is a value of every field.
 pub(super) unsafe trait Sized32: Copy {
     /// Name of the C type.
     const NAME: &'static str;
@@ -25,6 +26,60 @@ pub(super) unsafe trait Sized32: Copy {
 
 /// Sizes above this are not a newer version but memory that was never initialised.
 const LARGEST_SIZE: usize = 64 * 1024;
+
+/// Check the caller's struct; gives the number of bytes that both sides know.
+///
+/// # Safety
+/// Not NULL, at least 4 readable bytes, and `struct_size` readable ones.
+///
+/// # Errors
+/// Misaligned, or a size against the rules above.
+unsafe fn shared_size<T: Sized32>(place: *const T) -> Result<usize> {
+    let name = T::NAME;
+    if !place.is_aligned() {
+        return Err(Error::invalid(format!("{name} is not aligned to {} bytes", align_of::<T>())));
+    }
+    // SAFETY: aligned; the first field is a u32 by the trait's contract, readable by this function's.
+    let claimed = unsafe { place.cast::<u32>().read() };
+    let size = usize::try_from(claimed).unwrap_or(usize::MAX);
+    if size < T::FIRST_SIZE || size > LARGEST_SIZE {
+        return Err(Error::invalid(format!(
+            "{name}.struct_size is {size}, but must be at least {}: initialise the struct with {name}_init()",
+            T::FIRST_SIZE
+        )));
+    }
+    let shared = size.min(size_of::<T>());
+    // SAFETY: `size` bytes are readable by this function's contract, `shared` is not above it.
+    let rest = unsafe { slice::from_raw_parts(place.cast::<u8>().add(shared), size - shared) };
+    if rest.iter().any(|&byte| byte != 0) {
+        return Err(Error::Unsupported(format!(
+            "{name} is {size} bytes and has values after byte {shared}, the last that this library ({}) knows",
+            env!("CARGO_PKG_VERSION")
+        )));
+    }
+    Ok(shared)
+}
+
+/// A copy of the caller's struct, for input; fields the caller does not know are zero.
+///
+/// # Safety
+/// Not NULL means: at least 4 readable bytes, and `struct_size` readable ones.
+///
+/// # Errors
+/// NULL, misaligned, or a size against the rules above.
+pub(super) unsafe fn read<T: Sized32>(place: *const T) -> Result<T> {
+    if place.is_null() {
+        return Err(Error::invalid(format!("{} is NULL", T::NAME)));
+    }
+    // SAFETY: not NULL; readable by this function's contract.
+    let shared = unsafe { shared_size(place) }?;
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: `shared` bytes are readable and within both structs; zero is a value by the trait's contract.
+    unsafe {
+        ptr::copy_nonoverlapping(place.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), shared);
+        Ok(value.assume_init())
+    }
+}
 
 /// A struct of the caller's, for output.
 pub(super) struct OutStruct<T> {
@@ -46,28 +101,8 @@ impl<T: Sized32> OutStruct<T> {
         if place.is_null() {
             return Ok(None);
         }
-        let name = T::NAME;
-        if !place.is_aligned() {
-            return Err(Error::invalid(format!("{name} is not aligned to {} bytes", align_of::<T>())));
-        }
-        // SAFETY: aligned; the first field is a u32 by the trait's contract, readable by this function's.
-        let claimed = unsafe { place.cast::<u32>().read() };
-        let size = usize::try_from(claimed).unwrap_or(usize::MAX);
-        if size < T::FIRST_SIZE || size > LARGEST_SIZE {
-            return Err(Error::invalid(format!(
-                "{name}.struct_size is {size}, but must be at least {}: initialise the struct with {name}_init()",
-                T::FIRST_SIZE
-            )));
-        }
-        let shared = size.min(size_of::<T>());
-        // SAFETY: `size` bytes are readable by this function's contract, `shared` is not above it.
-        let rest = unsafe { slice::from_raw_parts(place.cast::<u8>().add(shared), size - shared) };
-        if rest.iter().any(|&byte| byte != 0) {
-            return Err(Error::Unsupported(format!(
-                "{name} is {size} bytes and has values after byte {shared}, the last that this library ({}) knows",
-                env!("CARGO_PKG_VERSION")
-            )));
-        }
+        // SAFETY: not NULL; readable by this function's contract.
+        let shared = unsafe { shared_size(place) }?;
         Ok(Some(OutStruct { place, shared }))
     }
 
@@ -101,7 +136,7 @@ mod tests {
         second: u64,
     }
 
-    // SAFETY: repr(C), u32 first, 4 + 4 + 8 bytes without padding.
+    // SAFETY: repr(C), u32 first, 4 + 4 + 8 bytes without padding, integers.
     unsafe impl Sized32 for Now {
         const NAME: &'static str = "now";
         const FIRST_SIZE: usize = size_of::<Old>();
@@ -141,6 +176,21 @@ mod tests {
         let mut newer = Newer { now: Now { struct_size: 24, first: 0, second: 0 }, third: 1 };
         let error = fill(&mut newer).err().map(|e| e.to_string()).unwrap_or_default();
         assert!(error.contains("values after byte 16"), "{error}");
+    }
+
+    #[test]
+    fn an_old_callers_struct_is_read_with_zeros_behind_it() {
+        #[repr(C, align(8))]
+        struct Guarded(Old, u64);
+        let old = Guarded(Old { struct_size: 8, first: 5 }, 77);
+        // SAFETY: a live struct whose first field is its own size.
+        let found = unsafe { read(ptr::from_ref(&old).cast::<Now>()) };
+        assert!(found.is_ok_and(|now| (now.first, now.second) == (5, 0)));
+        // SAFETY: as above.
+        let unset = unsafe { read(&Now { struct_size: 0, first: 9, second: 9 }) };
+        assert!(unset.is_err());
+        // SAFETY: NULL is refused.
+        assert!(unsafe { read(ptr::null::<Now>()) }.is_err());
     }
 
     #[test]
