@@ -139,6 +139,7 @@ fn wrong_settings_are_refused_by_name() {
     internvl(json!({"min_patches": 0}), &["min_patches", "0"]);
     internvl(json!({"min_patches": 13}), &["min_patches", "13", "12"]);
     internvl(json!({"max_patches": 1_000_000}), &["max_patches", "1000000"]);
+    internvl(json!({"max_patches": 1025}), &["max_patches", "1025", "1024"]);
     internvl(json!({"max_patches": 1.5}), &["max_patches", "1.5"]);
 
     let nested = json!({"image_processor": {"resample": 9}});

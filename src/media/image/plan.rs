@@ -12,6 +12,9 @@ const MAX_SIDE: usize = 4096;
 /// The largest `size.longest_edge` that is believed.
 const MAX_LONGEST_EDGE: usize = 1 << 20;
 
+/// The largest `max_patches` that is believed: every grid up to it is looked at for every picture. Published: 12.
+const MAX_PATCHES: usize = 1024;
+
 /// The most pixels of the canvas crops are cut from.
 const MAX_CANVAS: usize = 1 << 26;
 
@@ -82,7 +85,9 @@ impl Cutting {
         match self {
             Cutting::SmolVlm(settings) => match settings.size {
                 // Longer than `MAX_SIDE` is allowed: it is brought down to that afterwards.
-                FirstSize::LongestEdge(longest) => check_range("size.longest_edge", longest, MAX_LONGEST_EDGE),
+                FirstSize::LongestEdge(longest) => {
+                    check_range("size.longest_edge", longest, MAX_LONGEST_EDGE, "pixels")
+                }
                 FirstSize::Exactly { height, width } => {
                     check_side("size.height", height)?;
                     check_side("size.width", width)
@@ -94,14 +99,14 @@ impl Cutting {
 }
 
 fn check_side(what: &str, side: usize) -> Result<()> {
-    check_range(what, side, MAX_SIDE)
+    check_range(what, side, MAX_SIDE, "pixels")
 }
 
-fn check_range(what: &str, pixels: usize, most: usize) -> Result<()> {
-    if (1..=most).contains(&pixels) {
+fn check_range(what: &str, value: usize, most: usize, unit: &str) -> Result<()> {
+    if (1..=most).contains(&value) {
         Ok(())
     } else {
-        Err(Error::invalid(format!("{what} {pixels}: it must be 1 to {most} pixels")))
+        Err(Error::invalid(format!("{what} {value}: it must be 1 to {most} {unit}")))
     }
 }
 
@@ -195,6 +200,7 @@ impl InternVlCutting {
                  second"
             )));
         }
+        check_range("max_patches", max_patches, MAX_PATCHES, "tiles")?;
         let pixels = tile_size.saturating_mul(tile_size).saturating_mul(max_patches);
         if pixels > MAX_CANVAS {
             return Err(Error::invalid(format!(

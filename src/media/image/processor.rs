@@ -202,11 +202,10 @@ impl ImageProcessor {
         let overview = seen_whole.resized(tile, filter);
 
         let crops = canvas.iter().flat_map(|canvas| canvas.tiles(tile));
-        let tiles: Vec<_> = crops.chain(overview.tiles(tile)).collect();
         let levels = LevelTable::new(&self.settings);
-        let mut values = vec![0.0; tiles.len() * 3 * tile.area()];
-        for (crop, values) in tiles.iter().zip(values.chunks_exact_mut(3 * tile.area())) {
-            levels.apply(crop, values);
+        let mut values = vec![0.0; plan.layout(tile.width).tiles() * 3 * tile.area()];
+        for (crop, values) in crops.chain(overview.tiles(tile)).zip(values.chunks_exact_mut(3 * tile.area())) {
+            levels.apply(&crop, values);
         }
         values
     }

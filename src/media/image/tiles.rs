@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tiling {
-    /// As the checkpoint's own settings say (`do_image_splitting`, `crop_to_patches`).
+    /// As the checkpoint's image settings say (`do_image_splitting`, `crop_to_patches`). InternVL checkpoints say one
+    /// tile there, while transformers' `InternVLProcessor` cuts unless told not to: that is [`Split`](Tiling::Split).
     #[default]
     Checkpoint,
     /// Crops and an overview, if the picture is cut at all.
