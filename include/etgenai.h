@@ -1386,7 +1386,7 @@ int32_t etg_messages_add_embedding(struct etg_messages *messages,
 
 /**
  * Compatibility with prompt strings of upstream's runners: add a user message made of `prompt`, in which each word
- * "<image>" is the place of the next picture of `images`. Without the word all pictures stand in front of the text.
+ * `<image>` is the place of the next picture of `images`. Without the word all pictures stand in front of the text.
  * No other function looks for this word: do not use this one for text that a person typed.
  *
  * - Threads: any.

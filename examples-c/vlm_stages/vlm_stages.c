@@ -23,7 +23,7 @@ static const struct {
 } turns[TURNS] = {
     {"Which image has the red shape?", 0, 2},
     {"What shape was in the first image?", 0, 0},
-    {"Is it the same colour as the first shape?", 2, 1},
+    {"Which image has the rectangle?", 2, 1},
 };
 
 /* The sampled ids of one reply. */

@@ -157,7 +157,7 @@ unsafe fn pictures(images: *const *const etg_image, image_count: usize) -> Resul
 }
 
 /// Compatibility with prompt strings of upstream's runners: add a user message made of `prompt`, in which each word
-/// "<image>" is the place of the next picture of `images`. Without the word all pictures stand in front of the text.
+/// `<image>` is the place of the next picture of `images`. Without the word all pictures stand in front of the text.
 /// No other function looks for this word: do not use this one for text that a person typed.
 ///
 /// - Threads: any.
