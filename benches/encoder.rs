@@ -9,6 +9,7 @@
 mod encoder;
 
 use encoder::{Encoder, RandomWeights};
+use etgenai::artefact::VISION_ENCODER;
 use etgenai::compile::{Flow, plan_storage, write_component};
 use etgenai::engine::cpu::pool::{Pool, physical_cores};
 use etgenai::engine::cpu::{CpuEngine, CpuOptions};
@@ -65,7 +66,7 @@ impl Settings {
 }
 
 fn write(encoder: &Encoder, format: WeightFormat, path: &Path) -> Outcome<()> {
-    let header = plan_storage("vision_encoder", vec![encoder.graph()], format)?;
+    let header = plan_storage(VISION_ENCODER, vec![encoder.graph()], format)?;
     write_component(path, &header, &RandomWeights, &Pool::new(physical_cores()), &mut |_| Flow::Continue)?;
     Ok(())
 }
@@ -78,6 +79,7 @@ fn encode(component: &mut dyn LoadedComponent, pixels: &Tensor, features: &mut T
 }
 
 fn measure(settings: &Settings, format: WeightFormat, path: &Path, threads: usize) -> Outcome<()> {
+    reset_peak_memory();
     let engine = CpuEngine::new(CpuOptions { threads: Some(threads), kernels: None });
     let mut component = engine.load(path)?;
     let signature = component.graphs()[0].clone();
@@ -88,15 +90,18 @@ fn measure(settings: &Settings, format: WeightFormat, path: &Path, threads: usiz
     // The first call reads the file and gets the memory.
     let first = encode(&mut *component, &pixels, &mut features)?;
     let mut times = Vec::new();
+    let before = processor_time();
     for _ in 0..settings.repeats {
         times.push(encode(&mut *component, &pixels, &mut features)?);
     }
+    let processor =
+        before.zip(processor_time()).map(|(before, after)| (after - before) / settings.repeats.max(1) as u32);
     times.sort();
     let (least, most) = (times.first().copied().unwrap_or(first), times.last().copied().unwrap_or(first));
     let median = times.get(times.len() / 2).copied().unwrap_or(first);
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     println!(
-        "{} {:<4} {}: {:.0} ms per image ({:.0} to {:.0}, first {:.0}), {:.1} GFLOP/s, peak memory {}",
+        "{} {:<4} {}: {:.0} ms per image ({:.0} to {:.0}, first {:.0}), processor time {}, {:.1} GFLOP/s, peak memory {}",
         settings.name,
         format.name(),
         component.description(),
@@ -104,6 +109,7 @@ fn measure(settings: &Settings, format: WeightFormat, path: &Path, threads: usiz
         ms(least),
         ms(most),
         ms(first),
+        processor.map_or("unknown".into(), |time| format!("{:.0} ms", ms(time))),
         settings.encoder.flops() as f64 / (ms(median) * 1e6),
         peak_memory().map_or("unknown".into(), |bytes| format!("{} MB", bytes >> 20)),
     );
@@ -126,7 +132,23 @@ fn print_operators(component: &mut dyn LoadedComponent, pixels: &Tensor, feature
     Ok(())
 }
 
-/// The most memory this process ever had in RAM: the mapped weights, scratch memory and the host's tensors.
+/// Time this process has spent on processors: on a busy machine it says more than the time that has passed.
+fn processor_time() -> Option<Duration> {
+    let threads = std::fs::read_dir("/proc/self/task").ok()?.flatten();
+    let nanoseconds = threads.filter_map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    Some(Duration::from_nanos(nanoseconds.sum()))
+}
+
+/// Count [`peak_memory`] from here on.
+fn reset_peak_memory() {
+    // Systems without this file have no such count either.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+/// The most memory this process had in RAM: the mapped weights, scratch memory and the host's tensors.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;

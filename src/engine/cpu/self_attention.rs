@@ -1,20 +1,22 @@
 //! Attention of a block with itself, where every row looks at every row: vision encoders.
 //!
-//! Keys and values are brought into strips 16 wide once a call, in the order in which products read them. A task is some
-//! rows: for one head after the other it holds their scores, and no others exist.
+//! Everything is turned by a right angle: scores are kept as `[keys][16 queries]`, so that both products find their
+//! operands packed as the blocked kernels want them, tiles of keys times a panel of queries and tiles of value
+//! dimensions times a panel of weights, and softmax works on sixteen queries at once. Keys and values are packed once a
+//! call. A task is some queries: for one head after the other it holds their scores, and no others exist.
 
 use super::attention::{AttentionScratch, claim};
-use super::kernels::{Kernels, Matrix, MatrixMut};
+use super::kernels::{Kernels, PANEL};
 use super::plan::SelfAttention;
 use super::pool::Pool;
-use crate::formats::PANEL_ROWS;
-use std::ops::Range;
 
-/// Rows of a task: with a thousand columns their scores take 100 KB, which a second-level cache holds beside a strip of
-/// keys. The same for any number of threads, so that results are too.
-const TASK_ROWS: usize = 24;
-/// Columns whose values (16 KB a strip) pass while the weights of the same columns are in the first-level cache.
-const VALUE_COLUMNS: usize = 256;
+/// Panels of queries of a task: each has its scores in the second-level cache (64 KB with a thousand keys), and a tile
+/// of keys is read once for all. The same for any number of threads, so that results are too.
+const TASK_PANELS: usize = 2;
+/// Tiles of keys that one panel of queries after the other is multiplied with.
+const KEY_TILES: usize = 8;
+/// Keys whose weights (16 KB a panel) stay in the first-level cache while the tiles of their values pass.
+const VALUE_SLICE: usize = 256;
 
 /// Compute all rows: `q` is `[rows, heads, head_dim]`, `k` `[columns, kv_heads, head_dim]`, `v` `[columns, kv_heads,
 /// value_dim]`, `out` `[rows, heads, value_dim]`.
@@ -26,56 +28,87 @@ pub(super) fn attend(
     (kernels, pool): (&Kernels, &Pool),
 ) {
     let AttentionScratch { pieces, keys, values, .. } = scratch;
-    pack_keys(shape, k, keys, pool);
-    pack_values(shape, v, values, pool);
+    let layout = Layout { shape, height: kernels.tile_rows() };
+    layout.pack_keys(k, keys, pool);
+    layout.pack_values(v, values, pool);
     let (keys, values) = (&keys[..], &values[..]);
     let row_width = shape.heads * shape.value_dim;
-    pool.for_each_chunk(out, TASK_ROWS * row_width, &|task, out| {
-        let first = task * TASK_ROWS;
-        let rows = first..first + out.len() / row_width;
+    let task_rows = TASK_PANELS * PANEL;
+    pool.for_each_chunk(out, task_rows * row_width, &|task, out| {
+        let q = &q[task * task_rows * shape.heads * shape.head_dim..];
+        let q = &q[..out.len() / row_width * shape.heads * shape.head_dim];
         let mut scratch = claim(pieces);
         for head in 0..shape.heads {
-            Head { shape, kernels, head, keys, values }.attend(q, &rows, out, &mut scratch);
+            Head { layout, kernels, head, keys, values }.attend(q, out, &mut scratch);
         }
     });
 }
 
-/// To `[kv_heads][strip of columns][head_dim][16]`, zeros beyond the last column.
-fn pack_keys(shape: &SelfAttention, k: &[f32], packed: &mut Vec<f32>, pool: &Pool) {
-    let strips = shape.columns.div_ceil(PANEL_ROWS);
-    packed.resize(shape.kv_heads * strips * shape.key_strip(), 0.0);
-    pool.for_each_chunk(packed, shape.key_strip(), &|number, strip| {
-        let (head, first) = (number / strips, number % strips * PANEL_ROWS);
-        for lane in 0..PANEL_ROWS {
-            let to = strip[lane..].iter_mut().step_by(PANEL_ROWS);
-            if first + lane < shape.columns {
-                let from = &k[((first + lane) * shape.kv_heads + head) * shape.head_dim..];
-                to.zip(from).for_each(|(to, from)| *to = *from);
-            } else {
-                to.for_each(|to| *to = 0.0);
+/// How keys and values are packed.
+#[derive(Clone, Copy)]
+struct Layout<'a> {
+    shape: &'a SelfAttention,
+    /// Rows of a tile.
+    height: usize,
+}
+
+impl Layout<'_> {
+    /// Elements of a tile of keys, `[head_dim][height]`.
+    fn key_tile(&self) -> usize {
+        self.shape.head_dim * self.height
+    }
+
+    fn key_tiles(&self) -> usize {
+        self.shape.columns.div_ceil(self.height)
+    }
+
+    /// Dimensions of a value, filled up to whole tiles.
+    fn value_lines(&self) -> usize {
+        self.shape.value_dim.next_multiple_of(self.height)
+    }
+
+    /// Slices of the keys whose values are packed together: the first key and how many.
+    fn value_slices(&self) -> impl Iterator<Item = (usize, usize)> {
+        let columns = self.shape.columns;
+        (0..columns).step_by(VALUE_SLICE).map(move |first| (first, VALUE_SLICE.min(columns - first)))
+    }
+
+    /// To `[kv_heads][tile][head_dim][height]`; beyond the last key there may be anything.
+    fn pack_keys(&self, k: &[f32], packed: &mut Vec<f32>, pool: &Pool) {
+        let &SelfAttention { columns, kv_heads, head_dim, .. } = self.shape;
+        packed.resize(kv_heads * self.key_tiles() * self.key_tile(), 0.0);
+        pool.for_each_chunk(packed, self.key_tile(), &|number, tile| {
+            let (head, first) = (number / self.key_tiles(), number % self.key_tiles() * self.height);
+            for (lane, column) in (first..columns.min(first + self.height)).enumerate() {
+                let from = &k[(column * kv_heads + head) * head_dim..];
+                tile[lane..].iter_mut().step_by(self.height).zip(from).for_each(|(to, from)| *to = *from);
             }
-        }
-    });
-}
+        });
+    }
 
-/// To `[kv_heads][strip of value_dim][columns][16]`, zeros beyond the last dimension.
-fn pack_values(shape: &SelfAttention, v: &[f32], packed: &mut Vec<f32>, pool: &Pool) {
-    let strips = shape.value_dim.div_ceil(PANEL_ROWS);
-    packed.resize(shape.kv_heads * strips * shape.value_strip(), 0.0);
-    pool.for_each_chunk(packed, shape.value_strip(), &|number, strip| {
-        let (head, first) = (number / strips, number % strips * PANEL_ROWS);
-        let width = PANEL_ROWS.min(shape.value_dim - first);
-        for (column, to) in strip.chunks_exact_mut(PANEL_ROWS).enumerate() {
-            let at = (column * shape.kv_heads + head) * shape.value_dim + first;
-            to[..width].copy_from_slice(&v[at..at + width]);
-            to[width..].fill(0.0);
-        }
-    });
+    /// To `[kv_heads][slice][tile of dimensions][key][height]`; beyond the last dimension there may be anything.
+    fn pack_values(&self, v: &[f32], packed: &mut Vec<f32>, pool: &Pool) {
+        let &SelfAttention { columns, kv_heads, value_dim, .. } = self.shape;
+        packed.resize(kv_heads * columns * self.value_lines(), 0.0);
+        pool.for_each_chunk(packed, columns * self.value_lines(), &|head, packed| {
+            for (first, count) in self.value_slices() {
+                let slice = &mut packed[first * self.value_lines()..][..count * self.value_lines()];
+                for (number, tile) in slice.chunks_exact_mut(count * self.height).enumerate() {
+                    let dim = number * self.height;
+                    let width = self.height.min(value_dim - dim);
+                    for (column, to) in tile.chunks_exact_mut(self.height).enumerate() {
+                        let at = ((first + column) * kv_heads + head) * value_dim + dim;
+                        to[..width].copy_from_slice(&v[at..at + width]);
+                    }
+                }
+            }
+        });
+    }
 }
 
 /// One query head and the packed operands.
 struct Head<'a> {
-    shape: &'a SelfAttention,
+    layout: Layout<'a>,
     kernels: &'a Kernels,
     head: usize,
     keys: &'a [f32],
@@ -83,61 +116,78 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Rows `rows`; `out` is `[rows, heads, value_dim]`.
-    fn attend(&self, q: &[f32], rows: &Range<usize>, out: &mut [f32], scratch: &mut Vec<f32>) {
-        let (shape, count) = (self.shape, rows.len());
-        // Rows that lie a power of two apart would compete for the same few places of the cache.
-        let stride = shape.columns.next_multiple_of(PANEL_ROWS) + PANEL_ROWS;
-        let needed = count * (shape.head_dim + stride);
+    /// The head of the rows `q` and `out`, at most a task's.
+    fn attend(&self, q: &[f32], out: &mut [f32], scratch: &mut Vec<f32>) {
+        let shape = self.layout.shape;
+        let rows = q.len() / (shape.heads * shape.head_dim);
+        let panels = rows.div_ceil(PANEL);
+        let (panel_of_queries, panel_of_scores) = (shape.head_dim * PANEL, shape.columns * PANEL);
+        let needed = panels * (panel_of_queries + panel_of_scores) + shape.value_dim * PANEL;
         if scratch.len() < needed {
             scratch.resize(needed, 0.0);
         }
-        let (queries, scores) = scratch[..needed].split_at_mut(count * shape.head_dim);
-        for (row, to) in rows.clone().zip(queries.chunks_exact_mut(shape.head_dim)) {
-            let at = (row * shape.heads + self.head) * shape.head_dim;
-            to.copy_from_slice(&q[at..at + shape.head_dim]);
+        // What is left from other tasks is overwritten: every part is assigned before it is read.
+        let (queries, rest) = scratch[..needed].split_at_mut(panels * panel_of_queries);
+        let (scores, mixed) = rest.split_at_mut(panels * panel_of_scores);
+        self.pack_queries(q, rows, queries);
+        self.score(queries, scores);
+        for (panel, weights) in scores.chunks_exact_mut(panel_of_scores).enumerate() {
+            let sums = self.kernels.softmax_panel(weights, shape.scale);
+            self.mix(weights, mixed);
+            let first = panel * PANEL;
+            let rows = out.chunks_exact_mut(shape.heads * shape.value_dim).skip(first).take(PANEL);
+            for (lane, (row, sum)) in rows.zip(sums).enumerate() {
+                let out = &mut row[self.head * shape.value_dim..][..shape.value_dim];
+                let mixed = mixed[lane..].iter().step_by(PANEL);
+                out.iter_mut().zip(mixed).for_each(|(out, mixed)| *out = mixed / sum);
+            }
         }
-        self.score(Matrix::new(queries, count, shape.head_dim, shape.head_dim), scores, (count, stride));
-        for row in scores.chunks_exact_mut(stride) {
-            self.kernels.softmax(&mut row[..shape.columns]);
-        }
-        self.mix(scores, (count, stride), out);
     }
 
     fn kv_head(&self) -> usize {
-        self.head / (self.shape.heads / self.shape.kv_heads)
+        let shape = self.layout.shape;
+        self.head / (shape.heads / shape.kv_heads)
     }
 
-    /// `scores = scale · q · kᵀ`
-    fn score(&self, q: Matrix<'_>, scores: &mut [f32], (rows, stride): (usize, usize)) {
-        let shape = self.shape;
-        let strips = shape.columns.div_ceil(PANEL_ROWS);
-        let keys = self.keys.chunks_exact(shape.key_strip()).skip(self.kv_head() * strips).take(strips);
-        for (strip, keys) in keys.enumerate() {
-            let first = strip * PANEL_ROWS;
-            let width = PANEL_ROWS.min(shape.columns - first);
-            let keys = Matrix::new(keys, shape.head_dim, width, PANEL_ROWS);
-            let scores = MatrixMut::new(&mut scores[first..], rows, width, stride);
-            self.kernels.attention_scores(q, keys, shape.scale, scores);
+    /// To panels `[head_dim][16]`, zeros beyond the last row.
+    fn pack_queries(&self, q: &[f32], rows: usize, panels: &mut [f32]) {
+        let &SelfAttention { heads, head_dim, .. } = self.layout.shape;
+        for (number, panel) in panels.chunks_exact_mut(head_dim * PANEL).enumerate() {
+            for lane in 0..PANEL {
+                let (row, to) = (number * PANEL + lane, panel[lane..].iter_mut().step_by(PANEL));
+                if row < rows {
+                    to.zip(&q[(row * heads + self.head) * head_dim..]).for_each(|(to, from)| *to = *from);
+                } else {
+                    to.for_each(|to| *to = 0.0);
+                }
+            }
         }
     }
 
-    /// `out = weights · v`
-    fn mix(&self, weights: &[f32], (rows, stride): (usize, usize), out: &mut [f32]) {
-        let shape = self.shape;
-        let strips = shape.value_dim.div_ceil(PANEL_ROWS);
-        for first in (0..shape.columns).step_by(VALUE_COLUMNS) {
-            let columns = VALUE_COLUMNS.min(shape.columns - first);
-            let weights = Matrix::new(&weights[first..], rows, columns, stride);
-            let values = self.values.chunks_exact(shape.value_strip()).skip(self.kv_head() * strips).take(strips);
-            for (strip, values) in values.enumerate() {
-                let at = strip * PANEL_ROWS;
-                let width = PANEL_ROWS.min(shape.value_dim - at);
-                let values = Matrix::new(&values[first * PANEL_ROWS..], columns, width, PANEL_ROWS);
-                let out = &mut out[self.head * shape.value_dim + at..];
-                let out = MatrixMut::new(out, rows, width, shape.heads * shape.value_dim);
-                self.kernels.attention_weighted_sum(weights, values, first > 0, out);
+    /// Products of keys and queries, for each panel `[columns][16]`.
+    fn score(&self, queries: &[f32], scores: &mut [f32]) {
+        let Layout { shape, height } = self.layout;
+        let all = self.layout.key_tiles() * self.layout.key_tile();
+        let keys = &self.keys[self.kv_head() * all..][..all];
+        for (number, keys) in keys.chunks(KEY_TILES * self.layout.key_tile()).enumerate() {
+            let first = number * KEY_TILES * height;
+            let count = (KEY_TILES * height).min(shape.columns - first);
+            let panels = queries.chunks_exact(shape.head_dim * PANEL);
+            for (queries, scores) in panels.zip(scores.chunks_exact_mut(shape.columns * PANEL)) {
+                let scores = &mut scores[first * PANEL..][..count * PANEL];
+                self.kernels.tiled_product(keys, queries, scores, false);
             }
+        }
+    }
+
+    /// Values summed with `weights` `[columns][16]`: `[value_dim][16]`.
+    fn mix(&self, weights: &[f32], mixed: &mut [f32]) {
+        let (shape, lines) = (self.layout.shape, self.layout.value_lines());
+        let values = &self.values[self.kv_head() * shape.columns * lines..];
+        for (first, count) in self.layout.value_slices() {
+            let values = &values[first * lines..][..count * lines];
+            let weights = &weights[first * PANEL..][..count * PANEL];
+            self.kernels.tiled_product(values, weights, mixed, first > 0);
         }
     }
 }

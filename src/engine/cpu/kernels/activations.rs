@@ -6,9 +6,10 @@
 //! afterwards. Where many rows are multiplied and the processor has a product of 16-bit words, they stay words: same
 //! numbers, same results.
 //!
-//! Many rows are stored in *tiles*, as many rows as a kernel computes at once, in the order in which it reads them.
+//! Many rows are stored in *tiles*, as many rows as a kernel computes at once, in the order in which it reads them: first
+//! the columns of the first slice of all tiles, then those of the next slice, see [`super::blocked`].
 
-use super::blocked::WordKernels;
+use super::blocked::{SLICE, SLICE_GROUPS, WordKernels};
 use super::{Disjoint, Kernels};
 use crate::engine::cpu::pool::Pool;
 use crate::formats::{GROUP, groups};
@@ -20,8 +21,10 @@ pub(super) const LARGEST: f32 = 32512.0;
 /// Digits of a group: 32 high ones, then 32 low ones.
 pub(super) const DIGITS: usize = 2 * GROUP;
 
-/// Rows from which activations are stored in tiles: below, most of a tile would stay empty.
-const TILED_FROM: usize = 8;
+/// Rows from which f32 activations are stored in tiles: fewer stay in the caches without being cut into blocks.
+const FLOAT_TILES_FROM: usize = 128;
+/// Rows from which 16-bit activations are stored in tiles: for fewer, unpacking weights to words takes too long.
+const WORD_TILES_FROM: usize = 8;
 /// Values below which preparing takes less time than waking a thread.
 const SERIAL_BELOW: usize = 4096;
 
@@ -31,7 +34,7 @@ enum Form {
     /// f32, row after row.
     #[default]
     Floats,
-    /// f32, tiles of so many rows: `[tile][column][row]`.
+    /// f32, tiles of so many rows: `[slice][tile][column of the slice][row]`.
     FloatTiles(usize),
     /// 16-bit integers as byte digits, see [`IntRows`].
     Digits,
@@ -66,9 +69,8 @@ pub(super) struct IntRows<'a> {
     pub sums: &'a [f32],
 }
 
-/// 16-bit rows in tiles of `R`: for tile `t` and group `g` the words are at `(t · groups + g) · R · GROUP`, pairs of
-/// columns outermost: `[16][R][2]`; scales and sums at `(t · groups + g) · R`, one a row. Padding columns are zero, rows
-/// beyond the last hold anything.
+/// 16-bit rows in tiles of `R`: `[slice][tile][group of the slice]`, of each group words `[16 pairs of columns][R][2]`,
+/// scales and sums `[R]`. Padding columns are zero, rows beyond the last hold anything.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WordTiles<'a> {
     /// `x ≈ scale · word`.
@@ -94,11 +96,10 @@ impl Activations {
     pub fn prepare(&mut self, kernels: &Kernels, pool: &Pool, integer: bool, x: &[f32], rows: usize, cols: usize) {
         assert_eq!(x.len(), rows * cols, "activations of shape [{rows}, {cols}]");
         (self.rows, self.cols) = (rows, cols);
-        let tiled = rows >= TILED_FROM;
         self.form = match (integer, kernels.words()) {
-            (false, _) if tiled => self.tile(pool, x, kernels.tile_rows()),
+            (false, _) if rows >= FLOAT_TILES_FROM => self.tile(pool, x, kernels.tile_rows()),
             (false, _) => self.copy(x),
-            (true, Some(words)) if tiled => self.quantize_to_tiles(words, pool, x),
+            (true, Some(words)) if rows >= WORD_TILES_FROM => self.quantize_to_tiles(words, pool, x),
             (true, _) => self.quantize(kernels, pool, x),
         };
     }
@@ -152,17 +153,19 @@ impl Activations {
     }
 
     fn tile(&mut self, pool: &Pool, x: &[f32], height: usize) -> Form {
-        let cols = self.cols;
-        let tile = height * cols;
-        grow(&mut self.floats, self.rows.div_ceil(height) * tile);
-        let used = &mut self.floats[..self.rows.div_ceil(height) * tile];
-        pool.for_each_chunk(used, tile.max(1), &|number, tile| {
-            let first = number * height;
-            for row in first..self.rows.min(first + height) {
-                let to = tile[row - first..].iter_mut().step_by(height);
-                to.zip(&x[row * cols..(row + 1) * cols]).for_each(|(to, &x)| *to = x);
-            }
-        });
+        let (rows, cols) = (self.rows, self.cols);
+        let lines = rows.div_ceil(height) * height;
+        grow(&mut self.floats, lines * cols);
+        for (first, slab) in (0..cols).step_by(SLICE).zip(self.floats[..lines * cols].chunks_mut(SLICE * lines)) {
+            let width = SLICE.min(cols - first);
+            pool.for_each_chunk(slab, height * width, &|number, tile| {
+                let own = number * height..rows.min((number + 1) * height);
+                for (lane, row) in own.enumerate() {
+                    let from = &x[row * cols + first..][..width];
+                    tile[lane..].iter_mut().step_by(height).zip(from).for_each(|(to, &x)| *to = x);
+                }
+            });
+        }
         Form::FloatTiles(height)
     }
 
@@ -195,35 +198,38 @@ impl Activations {
     fn quantize_to_tiles(&mut self, kernels: &WordKernels, pool: &Pool, x: &[f32]) -> Form {
         let (rows, cols, height) = (self.rows, self.cols, kernels.tile_rows);
         let (tiles, groups) = (rows.div_ceil(height), groups(cols));
-        let lines = groups * height;
-        grow(&mut self.words, tiles * lines * GROUP);
-        grow(&mut self.scales, tiles * lines);
-        grow(&mut self.sums, tiles * lines);
+        let lines = groups * tiles * height;
+        grow(&mut self.words, lines * GROUP);
+        grow(&mut self.scales, lines);
+        grow(&mut self.sums, lines);
         let words = Disjoint::new(&mut self.words);
         let scales = Disjoint::new(&mut self.scales);
         let sums = Disjoint::new(&mut self.sums);
-        let tile = |number: usize| {
-            // SAFETY: every tile has its own part of the three.
+        let task = |number: usize| {
+            let (first_group, tile) = (number / tiles * SLICE_GROUPS, number % tiles);
+            let count = SLICE_GROUPS.min(groups - first_group);
+            let (start, lines) = ((first_group * tiles + tile * count) * height, count * height);
+            // SAFETY: every slice of a tile has its own part of the three.
             let (words, scales, sums) = unsafe {
-                let first = number * lines;
-                let words = words.slice(first * GROUP, lines * GROUP);
-                (words, scales.slice(first, lines), sums.slice(first, lines))
+                (words.slice(start * GROUP, lines * GROUP), scales.slice(start, lines), sums.slice(start, lines))
             };
-            let first = number * height;
-            for row in first..rows.min(first + height) {
-                for (g, group) in x[row * cols..(row + 1) * cols].chunks(GROUP).enumerate() {
+            let columns = first_group * GROUP..cols.min((first_group + count) * GROUP);
+            for (lane, row) in (tile * height..rows.min((tile + 1) * height)).enumerate() {
+                let groups = x[row * cols..][columns.clone()].chunks(GROUP);
+                for (g, (group, words)) in groups.zip(words.chunks_exact_mut(GROUP * height)).enumerate() {
                     let mut quantized = [0i16; GROUP];
-                    let at = g * height + row - first;
+                    let at = g * height + lane;
                     (scales[at], sums[at]) = kernels.quantize_group(group, &mut quantized);
-                    let to = words[(g * GROUP * height + 2 * (row - first))..].chunks_mut(2 * height);
-                    to.zip(quantized.chunks_exact(2)).for_each(|(to, pair)| to[..2].copy_from_slice(pair));
+                    let to = words.chunks_exact_mut(2 * height).zip(quantized.chunks_exact(2));
+                    to.for_each(|(to, pair)| to[2 * lane..2 * lane + 2].copy_from_slice(pair));
                 }
             }
         };
+        let tasks = groups.div_ceil(SLICE_GROUPS) * tiles;
         if rows * cols < SERIAL_BELOW {
-            (0..tiles).for_each(tile);
+            (0..tasks).for_each(task);
         } else {
-            pool.run(tiles, &tile);
+            pool.run(tasks, &task);
         }
         Form::WordTiles(height)
     }
@@ -233,14 +239,20 @@ impl Activations {
     pub(super) fn decoded(&self) -> Vec<f32> {
         let value = |row: usize, column: usize| match self.form {
             Form::Floats => self.floats[row * self.cols + column],
-            Form::FloatTiles(height) => self.floats[row / height * height * self.cols + column * height + row % height],
+            Form::FloatTiles(height) => {
+                let (lines, first) = (self.rows.next_multiple_of(height), column / SLICE * SLICE);
+                let tile = first * lines + row / height * height * SLICE.min(self.cols - first);
+                self.floats[tile + (column - first) * height + row % height]
+            }
             Form::Digits => {
                 let (int, at) = (self.integers(), column / GROUP * self.rows + row);
                 let digit = |number: usize| i32::from(int.digits[at * DIGITS + number * GROUP + column % GROUP]);
                 int.scales[at] * (BASE * digit(0) + digit(1)) as f32
             }
             Form::WordTiles(height) => {
-                let group = (row / height * groups(self.cols) + column / GROUP) * height;
+                let (tiles, first) = (self.rows.div_ceil(height), column / SLICE * SLICE_GROUPS);
+                let tile = first * tiles + row / height * SLICE_GROUPS.min(groups(self.cols) - first);
+                let group = (tile + column / GROUP - first) * height;
                 let pair = group * GROUP + column % GROUP / 2 * 2 * height;
                 self.scales[group + row % height] * f32::from(self.words[pair + row % height * 2 + column % 2])
             }

@@ -103,62 +103,105 @@ unsafe fn unpack_w4(block: &[u8], words: &mut [i16]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tiled(p: TiledWords<'_>) {
-    // SAFETY: as promised by the caller; each tile has `ROWS` rows of words, scales and sums.
-    unsafe {
-        for (tile, row) in (0..p.rows).step_by(ROWS).enumerate() {
-            match p.rows - row {
-                1 => tile_of::<1>(p, tile),
-                2 => tile_of::<2>(p, tile),
-                3 => tile_of::<3>(p, tile),
-                4 => tile_of::<4>(p, tile),
-                5 => tile_of::<5>(p, tile),
-                _ => tile_of::<ROWS>(p, tile),
+    for (tile, row) in (0..p.rows).step_by(ROWS).enumerate() {
+        let rows = ROWS.min(p.rows - row);
+        let mut results = Results([0.0; ROWS * PANEL_ROWS]);
+        // SAFETY: as promised by the caller; each tile has `ROWS` rows of words, scales and sums.
+        unsafe {
+            let c = p.c.add(row * p.c_stride);
+            if p.accumulate {
+                results.load(c, p.c_stride, rows, p.cols);
+            }
+            match rows {
+                1 => tile_of::<1>(p, tile, &mut results),
+                2 => tile_of::<2>(p, tile, &mut results),
+                3 => tile_of::<3>(p, tile, &mut results),
+                4 => tile_of::<4>(p, tile, &mut results),
+                5 => tile_of::<5>(p, tile, &mut results),
+                _ => tile_of::<ROWS>(p, tile, &mut results),
+            }
+            results.store(c, p.c_stride, rows, p.cols);
+        }
+    }
+}
+
+/// Results of a tile, `[ROWS][16]`, apart from the output: its rows may lie a power of two apart, where a processor takes
+/// a load for one of an earlier store.
+#[repr(align(32))]
+struct Results([f32; ROWS * PANEL_ROWS]);
+
+impl Results {
+    /// Take up what the output holds.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load(&mut self, c: *const f32, stride: usize, rows: usize, cols: usize) {
+        for (row, results) in self.0.chunks_exact_mut(PANEL_ROWS).take(rows).enumerate() {
+            // SAFETY: the output has `rows` rows of `cols` values, by the caller.
+            unsafe {
+                let c = c.add(row * stride);
+                if cols == PANEL_ROWS {
+                    _mm256_storeu_ps(results.as_mut_ptr(), _mm256_loadu_ps(c));
+                    _mm256_storeu_ps(results.as_mut_ptr().add(LANES), _mm256_loadu_ps(c.add(LANES)));
+                } else {
+                    std::ptr::copy_nonoverlapping(c, results.as_mut_ptr(), cols);
+                }
+            }
+        }
+    }
+
+    /// Write the output.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn store(&self, c: *mut f32, stride: usize, rows: usize, cols: usize) {
+        for (row, results) in self.0.chunks_exact(PANEL_ROWS).take(rows).enumerate() {
+            // SAFETY: as in `load`.
+            unsafe {
+                let c = c.add(row * stride);
+                if cols == PANEL_ROWS {
+                    _mm256_storeu_ps(c, _mm256_loadu_ps(results.as_ptr()));
+                    _mm256_storeu_ps(c.add(LANES), _mm256_loadu_ps(results.as_ptr().add(LANES)));
+                } else {
+                    std::ptr::copy_nonoverlapping(results.as_ptr(), c, cols);
+                }
             }
         }
     }
 }
 
-/// The first `MT` rows of a tile.
+/// Add the products of all groups to the first `MT` rows of a tile.
+///
+/// Not inlined, so that the results stay where they are: all registers are taken by the sums.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile_of<const MT: usize>(p: TiledWords<'_>, tile: usize) {
-    let mut results = [[0.0f32; PANEL_ROWS]; MT];
-    // SAFETY: the groups are within the slice, the tile within A, its rows and columns within C, by the caller.
-    unsafe {
-        let c = p.c.add(tile * ROWS * p.c_stride);
-        if p.accumulate {
-            for (t, results) in results.iter_mut().enumerate() {
-                std::ptr::copy_nonoverlapping(c.add(t * p.c_stride), results.as_mut_ptr(), p.cols);
-            }
-        }
-        for g in 0..p.groups {
+unsafe fn tile_of<const MT: usize>(p: TiledWords<'_>, tile: usize, results: &mut Results) {
+    let results = results.0.as_mut_ptr();
+    for g in 0..p.groups {
+        // SAFETY: the groups are within the slice, the tile within A, by the caller; `MT` is at most `ROWS`.
+        unsafe {
             let a = p.a.add(tile * p.a_tile + g * GROUP * ROWS);
             let dots = dots::<MT>(a, p.slice.words.as_ptr().add(g * GROUP * PANEL_ROWS));
-            let params = tile * p.params_tile + g * ROWS;
-            for half in 0..2 {
-                let at = g * PANEL_ROWS + half * LANES;
-                let weight_scale = _mm256_loadu_ps(p.slice.scales.as_ptr().add(at));
-                let minimum = _mm256_loadu_ps(p.slice.minima.as_ptr().add(at));
-                for (t, results) in results.iter_mut().enumerate() {
-                    let to = results.as_mut_ptr().add(half * LANES);
+            let (x_scales, x_sums) =
+                (p.scales.add(tile * p.params_tile + g * ROWS), p.sums.add(tile * p.params_tile + g * ROWS));
+            let scales = p.slice.scales.as_ptr().add(g * PANEL_ROWS);
+            let minima = p.slice.minima.as_ptr().add(g * PANEL_ROWS);
+            for (t, dots) in dots.into_iter().enumerate() {
+                let (scale, sum) = (_mm256_broadcast_ss(&*x_scales.add(t)), _mm256_broadcast_ss(&*x_sums.add(t)));
+                for (half, dot) in dots.into_iter().enumerate() {
+                    let to = results.add(t * PANEL_ROWS + half * LANES);
                     let mut y = _mm256_loadu_ps(to);
                     if p.affine {
-                        y = _mm256_fmadd_ps(minimum, _mm256_broadcast_ss(&*p.sums.add(params + t)), y);
+                        y = _mm256_fmadd_ps(_mm256_loadu_ps(minima.add(half * LANES)), sum, y);
                     }
-                    let product = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[t][half]), weight_scale);
-                    let scale = _mm256_broadcast_ss(&*p.scales.add(params + t));
+                    let product = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_loadu_ps(scales.add(half * LANES)));
                     _mm256_storeu_ps(to, _mm256_fmadd_ps(product, scale, y));
                 }
             }
-        }
-        for (t, results) in results.iter().enumerate() {
-            std::ptr::copy_nonoverlapping(results.as_ptr(), c.add(t * p.c_stride), p.cols);
         }
     }
 }
 
 /// Dot products of one group: `MT` rows with the panel's 16.
 ///
-/// No overflow: 32 · 127 · 32512 = 132120768.
+/// No overflow: 32 · 127 · 32512 = 132120768. Two steps of the loop must not become one: the compiler would add their
+/// products up first, integers being associative, and run out of registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots<const MT: usize>(a: *const i16, weights: *const i16) -> [[__m256i; 2]; MT] {
@@ -167,8 +210,8 @@ unsafe fn dots<const MT: usize>(a: *const i16, weights: *const i16) -> [[__m256i
         // SAFETY: `a` points to `[16][ROWS][2]` words, `weights` to `[16][16][2]`, by the caller.
         unsafe {
             let weights = weights.add(pair * 2 * PANEL_ROWS);
-            let (upper, lower) =
-                (_mm256_loadu_si256(weights.cast()), _mm256_loadu_si256(weights.add(2 * LANES).cast()));
+            let upper = _mm256_loadu_si256(weights.cast());
+            let lower = _mm256_loadu_si256(weights.add(2 * LANES).cast());
             for (t, sums) in sums.iter_mut().enumerate() {
                 let x = _mm256_set1_epi32(a.add((pair * ROWS + t) * 2).cast::<i32>().read_unaligned());
                 sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(upper, x));

@@ -1,10 +1,11 @@
-//! Linear layers for many rows: a vision encoder has a thousand, a prefill block dozens.
+//! Linear layers for many rows: a vision encoder has a thousand, a prefill block dozens. Activations come in tiles, see
+//! [`Activations`].
 //!
 //! Each operand is read as often as needed from a cache that holds it. A *slice* (some columns of a panel) is brought
 //! into the form the arithmetic wants once and stays in the first-level cache, while the same columns of a *block* of
 //! rows pass by tile after tile; those stay in the second-level cache until all panels of the task have met them.
 //!
-//! The sum over the columns of a row is taken in the same order whatever the number of threads or rows.
+//! Sums are taken in the same order whatever the number of threads.
 
 use super::Kernels;
 use super::activations::{Activations, WordTiles};
@@ -16,13 +17,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Columns of a slice: 16 KB of f32, half a first-level cache.
-const SLICE: usize = 256;
+pub(super) const SLICE: usize = 256;
 /// Groups of a slice.
-const SLICE_GROUPS: usize = SLICE / GROUP;
+pub(super) const SLICE_GROUPS: usize = SLICE / GROUP;
 /// Rows of a block at most: 256 KB of f32 a slice, half a second-level cache.
 const BLOCK_ROWS: usize = 256;
 /// Panels of a task at most.
-const TASK_PANELS: usize = 16;
+const TASK_PANELS: usize = 8;
 
 /// Products of 16-bit words, for instruction sets that have them.
 pub(super) struct WordKernels {
@@ -95,7 +96,7 @@ pub(super) fn linear(
     let blocks = tiles.div_ceil(BLOCK_ROWS / height);
     let wanted = (pool.threads() * TASKS_PER_THREAD).div_ceil(blocks);
     let chunks = wanted.max(panels.div_ceil(TASK_PANELS)).min(panels);
-    // Blocks innermost: what a chunk of the weights has been read for the first time, the others find in a cache.
+    // Blocks innermost: the first one reads the weights of a chunk from memory, the others find them in a cache.
     pool.run(chunks * blocks, &|task| {
         let (chunk, block) = (task / blocks, task % blocks);
         let task = Task {
@@ -139,15 +140,15 @@ impl Task<'_> {
     /// No other thread works on the same panels and tiles.
     unsafe fn floats(&self, jobs: &[SharedJob<'_>]) {
         let (cols, rows) = (self.x.cols(), self.rows());
-        let a = &self.x.floats()[self.tiles.start * self.height * cols..];
+        let lines = self.x.rows().next_multiple_of(self.height);
         let mut widened = [0.0f32; SLICE * PANEL_ROWS];
         for first in (0..cols).step_by(SLICE) {
             let k = SLICE.min(cols - first);
             for (job, panel) in self.panels(jobs) {
                 let (first_row, width) = job.rows(panel);
                 let tiled = Tiled {
-                    a: a[first * self.height..].as_ptr(),
-                    a_tile: self.height * cols,
+                    a: self.x.floats()[first * lines + self.tiles.start * self.height * k..].as_ptr(),
+                    a_tile: self.height * k,
                     b: self.slice(job.weight.format(), job.weight.panel(panel), first, &mut widened[..k * PANEL_ROWS]),
                     c: job.out.pointer(rows.start * job.weight.rows() + first_row),
                     c_stride: job.weight.rows(),
@@ -192,7 +193,7 @@ impl Task<'_> {
     /// No other thread works on the same panels and tiles.
     unsafe fn integers(&self, jobs: &[SharedJob<'_>]) {
         let Some(kernels) = self.kernels.words() else { return };
-        let (all, rows) = (groups(self.x.cols()), self.rows());
+        let (all, rows, tiles) = (groups(self.x.cols()), self.rows(), self.x.rows().div_ceil(self.height));
         let WordTiles { words, scales, sums } = self.x.words();
         let mut slice = WordSlice {
             words: [0; SLICE * PANEL_ROWS],
@@ -201,17 +202,17 @@ impl Task<'_> {
         };
         for first in (0..all).step_by(SLICE_GROUPS) {
             let count = SLICE_GROUPS.min(all - first);
-            let line = (self.tiles.start * all + first) * self.height;
+            let line = (first * tiles + self.tiles.start * count) * self.height;
             for (job, panel) in self.panels(jobs) {
                 let (first_row, width) = job.rows(panel);
                 let format = job.weight.format();
                 self.unpack(kernels, format, job.weight.panel(panel), first..first + count, &mut slice);
                 let tiled = TiledWords {
                     a: words[line * GROUP..].as_ptr(),
-                    a_tile: all * self.height * GROUP,
+                    a_tile: count * self.height * GROUP,
                     scales: scales[line..].as_ptr(),
                     sums: sums[line..].as_ptr(),
-                    params_tile: all * self.height,
+                    params_tile: count * self.height,
                     slice: &slice,
                     groups: count,
                     affine: format == WeightFormat::W4,
@@ -266,11 +267,6 @@ impl Task<'_> {
 }
 
 impl Kernels {
-    /// Rows of a tile of f32 activations.
-    pub(super) fn tile_rows(&self) -> usize {
-        self.table.tile_rows
-    }
-
     /// Kernels for products of words.
     pub(super) fn words(&self) -> Option<&'static WordKernels> {
         self.table.words

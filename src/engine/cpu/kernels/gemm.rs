@@ -313,11 +313,14 @@ unsafe fn tile_of<V: Vector, const MT: usize, const NV: usize>(p: Tiled<'_>, a: 
             }
         }
         for t in 0..MT {
+            let c = c.add(t * p.c_stride);
             for v in 0..NV {
-                let column = v * V::LANES;
-                if column < p.cols {
-                    let to = c.add(t * p.c_stride + column);
-                    write::<V>(sums[t][v], to, p.accumulate, V::LANES.min(p.cols - column));
+                let (column, sum) = (v * V::LANES, sums[t][v]);
+                if p.cols == PANEL_ROWS {
+                    let to = c.add(column);
+                    if p.accumulate { sum.add(V::load(to)).store(to) } else { sum.store(to) }
+                } else if column < p.cols {
+                    write::<V>(sum, c.add(column), p.accumulate, V::LANES.min(p.cols - column));
                 }
             }
         }

@@ -30,6 +30,9 @@ pub use activations::Activations;
 pub use attention::{Matrix, MatrixMut};
 pub use linear::LinearJob;
 
+/// Columns of a panel: rows of a weight matrix, or queries.
+pub use crate::formats::PANEL_ROWS as PANEL;
+
 use activations::IntRows;
 use blocked::WordKernels;
 use gemm::{Finish, Product, Tiled};
@@ -67,6 +70,8 @@ struct Table {
     scale: unsafe fn(&mut [f32], f32),
     soft_cap: unsafe fn(&mut [f32], f32),
     softmax: unsafe fn(&mut [f32]),
+    /// `([n][16], scale, 16 sums)`.
+    softmax_panel: unsafe fn(&mut [f32], f32, &mut [f32; PANEL]),
     product: unsafe fn(Product<'_>),
     panel_f32: unsafe fn(Product<'_>),
     panel_f16: unsafe fn(Product<'_>),
@@ -102,6 +107,7 @@ macro_rules! instantiate {
             scale: generic::scale,
             soft_cap: generic::soft_cap,
             softmax: generic::softmax,
+            softmax_panel: generic::softmax_panel,
             product: generic::product,
             panel_f32: generic::product,
             panel_f16: generic::panel_f16,
@@ -120,7 +126,7 @@ macro_rules! instantiate {
         mod generic {
             #[allow(unused_imports, reason = "the scalar instance needs no vector type")]
             use super::*;
-            use crate::engine::cpu::kernels::Nonlinearity;
+            use crate::engine::cpu::kernels::{Nonlinearity, PANEL};
             use crate::engine::cpu::kernels::gemm::{self, Brain, Finish, Half, Product, Single, Tiled};
             use crate::engine::cpu::kernels::vector;
 
@@ -163,6 +169,12 @@ macro_rules! instantiate {
             pub(super) unsafe fn tiled(p: Tiled<'_>) {
                 // SAFETY: the caller's processor has the features, see `Table`; operands as the caller promises.
                 unsafe { gemm::tiled::<$vector, { gemm::vectors::<$vector>() }>(p) }
+            }
+        );
+        crate::engine::cpu::kernels::instantiate!(@one $features,
+            pub(super) unsafe fn softmax_panel(panel: &mut [f32], scale: f32, sums: &mut [f32; PANEL]) {
+                // SAFETY: as for `tiled`.
+                unsafe { vector::softmax_panel::<$vector, { gemm::vectors::<$vector>() }>(panel, scale, sums) }
             }
         );
         crate::engine::cpu::kernels::instantiate!(@one $features,
@@ -323,6 +335,50 @@ impl Kernels {
     pub fn softmax(&self, row: &mut [f32]) {
         // SAFETY: see `rms_norm`.
         unsafe { (self.table.softmax)(row) }
+    }
+
+    /// Softmax down each of 16 columns (`panel` is `[n][16]`) of `scale · panel`, but for the division: returns the sums
+    /// to divide by. Values 87 below the largest become exactly 0.
+    ///
+    /// # Panics
+    /// If `panel` is not whole rows of 16.
+    pub fn softmax_panel(&self, panel: &mut [f32], scale: f32) -> [f32; PANEL] {
+        assert!(panel.len().is_multiple_of(PANEL), "rows of {PANEL} values");
+        let mut sums = [0.0; PANEL];
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.softmax_panel)(panel, scale, &mut sums) };
+        sums
+    }
+
+    /// Rows of a tile, see [`tiled_product`](Self::tiled_product).
+    pub fn tile_rows(&self) -> usize {
+        self.table.tile_rows
+    }
+
+    /// `out [rows, 16] = a [rows, k] · b [k, 16]`, or `out +=` with `accumulate`. `a` is in tiles of
+    /// [`tile_rows`](Self::tile_rows) rows, each `[k][tile_rows]`; rows beyond the last may hold anything.
+    ///
+    /// # Panics
+    /// If the lengths do not fit each other.
+    pub fn tiled_product(&self, a: &[f32], b: &[f32], out: &mut [f32], accumulate: bool) {
+        let (rows, k) = (out.len() / PANEL, b.len() / PANEL);
+        let fits = out.len() == rows * PANEL && b.len() == k * PANEL;
+        let lines = rows.next_multiple_of(self.tile_rows());
+        assert!(fits && a.len() == lines * k, "{} values do not hold {lines} rows of {k}", a.len());
+        let tiled = Tiled {
+            a: a.as_ptr(),
+            a_tile: k * self.tile_rows(),
+            b: b.as_ptr(),
+            c: out.as_mut_ptr(),
+            c_stride: PANEL,
+            rows,
+            cols: PANEL,
+            k,
+            accumulate,
+            borrows: PhantomData,
+        };
+        // SAFETY: see `rms_norm`; the lengths were compared, `out` is borrowed mutably and so overlaps nothing.
+        unsafe { (self.table.tiled)(tiled) }
     }
 
     /// Quantize up to 32 values into 32; returns the scale and `scale · Σ q`.

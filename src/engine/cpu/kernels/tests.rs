@@ -6,7 +6,7 @@ use super::*;
 use crate::engine::cpu::pool::Pool;
 use crate::formats::{GROUP, PANEL_ROWS, PackedMatrix, WeightFormat, pack_panel};
 
-const TOKENS: [usize; 11] = [1, 2, 3, 5, 7, 8, 11, 31, 32, 33, 70];
+const TOKENS: [usize; 12] = [1, 2, 3, 5, 7, 8, 11, 31, 32, 33, 70, 131];
 const SHAPES: [(usize, usize); 7] = [(1, 1), (16, 32), (17, 33), (40, 96), (5, 130), (48, 31), (20, 300)];
 
 /// Repeatable values in -1..1.
@@ -139,10 +139,15 @@ fn linear_agrees_with_f64_in_every_format_and_shape() {
     }
 }
 
-/// More rows than a block and more columns than a slice, on any number of threads.
+/// More columns than a slice, rows that fill blocks or leave any rest of a tile, on any number of threads.
 #[test]
 fn many_rows_agree_with_f64_and_do_not_depend_on_threads() {
-    let (rows, cols, m) = (35, 530, 300);
+    for m in [128, 129, 130, 132, 133, 300] {
+        check_many_rows(35, 530, m);
+    }
+}
+
+fn check_many_rows(rows: usize, cols: usize, m: usize) {
     let (weights, x, bias, residual) = (noise(5, rows * cols), noise(6, m * cols), noise(7, rows), noise(8, m * rows));
     for format in WeightFormat::ALL {
         let bytes = packed(format, &weights, cols);
@@ -185,11 +190,11 @@ fn activations_of_other_kernels_are_refused() {
     let (pool, bytes) = (Pool::new(1), packed(WeightFormat::F32, &[0.0; 16 * 4], 4));
     let weight = PackedMatrix::new(WeightFormat::F32, 16, 4, &bytes).expect("right length");
     let mut x = Activations::new();
-    x.prepare(&Kernels::detect(), &pool, false, &[0.0; 64], 16, 4);
+    x.prepare(&Kernels::detect(), &pool, false, &[0.0; 200 * 4], 200, 4);
     if Kernels::detect().name() == Kernels::scalar().name() {
         panic!("prepared for other kernels: this processor has one set");
     }
-    Kernels::scalar().linear(&pool, &x, &mut [LinearJob::new(weight, &mut [0.0; 256])]);
+    Kernels::scalar().linear(&pool, &x, &mut [LinearJob::new(weight, &mut [0.0; 200 * 16])]);
 }
 
 #[test]
@@ -356,7 +361,6 @@ fn gated_activations_agree_with_f64() {
     }
 }
 
-/// One factor more than the gated kernels have would show: they are the same functions times 1.
 #[test]
 fn activations_alone_are_the_gated_ones_with_ones() {
     let (x, ones) = (sweep(), vec![1.0; sweep().len()]);
@@ -432,6 +436,49 @@ fn softmax_agrees_with_f64_and_drops_masked_values() {
             close(total as f32, 1.0, 1.0, 1e-6, "sum");
         }
         kernels.softmax(&mut []);
+    }
+}
+
+#[test]
+fn softmax_of_a_panel_agrees_with_f64_down_each_column() {
+    for kernels in Kernels::available() {
+        for (n, scale) in [(1, 1.0), (2, 0.3), (5, -2.0), (8, 20.0), (1025, 5.0)] {
+            let before = noise(22, n * PANEL);
+            let mut panel = before.clone();
+            let sums = kernels.softmax_panel(&mut panel, scale);
+            for lane in 0..PANEL {
+                let column = |values: &[f32]| values[lane..].iter().step_by(PANEL).copied().collect::<Vec<_>>();
+                let scaled = column(&before).into_iter().map(|x| f64::from(x) * f64::from(scale)).collect::<Vec<_>>();
+                let largest = scaled.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let wanted = scaled.iter().map(|x| (x - largest).exp()).collect::<Vec<_>>();
+                let sum = wanted.iter().sum::<f64>();
+                for (got, want) in column(&panel).into_iter().zip(wanted) {
+                    close(got / sums[lane], want / sum, want / sum, 5e-6, &format!("{kernels:?} softmax of {n}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tiled_products_agree_with_f64() {
+    for kernels in Kernels::available() {
+        let height = kernels.tile_rows();
+        for (rows, k) in [(1, 1), (3, 64), (height, 7), (height + 1, 20), (5 * height - 1, 33)] {
+            let lines = rows.next_multiple_of(height);
+            let (a, b, before) = (noise(23, lines * k), noise(24, k * PANEL), noise(25, rows * PANEL));
+            let (mut product, mut sum) = (vec![f32::NAN; rows * PANEL], before.clone());
+            kernels.tiled_product(&a, &b, &mut product, false);
+            kernels.tiled_product(&a, &b, &mut sum, true);
+            for (i, &before) in before.iter().enumerate() {
+                let (row, column) = (i / PANEL, i % PANEL);
+                let a = |j: usize| a[row / height * height * k + j * height + row % height];
+                let want = (0..k).map(|j| f64::from(a(j)) * f64::from(b[j * PANEL + column])).sum::<f64>();
+                let what = format!("{kernels:?} [{rows}, {k}]");
+                close(product[i], want, k as f64, 1e-6, &what);
+                close(sum[i], want + f64::from(before), k as f64, 1e-6, &what);
+            }
+        }
     }
 }
 

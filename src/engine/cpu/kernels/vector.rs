@@ -3,7 +3,7 @@
 //! Everything here is `#[inline(always)]`, so that it is compiled with the target features of the function it ends up
 //! in (see `instantiate!`).
 
-use super::Nonlinearity;
+use super::{Nonlinearity, PANEL};
 
 /// As many f32 lanes as one register holds.
 ///
@@ -298,6 +298,36 @@ pub(super) unsafe fn softmax<V: Vector>(row: &mut [f32]) {
         }
         let sum = sums.sum() + row[whole..].iter().sum::<f32>();
         scale::<V>(row, 1.0 / sum);
+    }
+}
+
+/// Softmax down the columns of `[n][16]` but for the division, `NV` vectors a row; see
+/// [`super::Kernels::softmax_panel`].
+#[inline(always)]
+pub(super) unsafe fn softmax_panel<V: Vector, const NV: usize>(panel: &mut [f32], scale: f32, sums: &mut [f32; PANEL]) {
+    const { assert!(NV * V::LANES == PANEL) };
+    let rows = panel.len() / PANEL;
+    // SAFETY: every access is within `rows` rows of 16; instructions as the caller promises.
+    unsafe {
+        let (at, scale) = (panel.as_mut_ptr(), V::splat(scale));
+        let mut largest = [V::splat(f32::NEG_INFINITY); NV];
+        for row in 0..rows {
+            for v in 0..NV {
+                largest[v] = largest[v].max(V::load(at.add(row * PANEL + v * V::LANES)).mul(scale));
+            }
+        }
+        let mut totals = [V::splat(0.0); NV];
+        for row in 0..rows {
+            for v in 0..NV {
+                let at = at.add(row * PANEL + v * V::LANES);
+                let e = exp(V::load(at).mul(scale).sub(largest[v]));
+                e.store(at);
+                totals[v] = totals[v].add(e);
+            }
+        }
+        for v in 0..NV {
+            totals[v].store(sums.as_mut_ptr().add(v * V::LANES));
+        }
     }
 }
 

@@ -17,7 +17,6 @@ mod patterns;
 use super::kernels::Nonlinearity;
 use super::weights::WeightTable;
 use crate::error::Result;
-use crate::formats::PANEL_ROWS;
 use crate::graph::{Graph, Op};
 
 pub(super) use memory::Place;
@@ -137,18 +136,6 @@ pub(super) struct SelfAttention {
     pub value_dim: usize,
     /// Multiplies the scores.
     pub scale: f32,
-}
-
-impl SelfAttention {
-    /// Elements of the packed keys of 16 columns.
-    pub fn key_strip(&self) -> usize {
-        self.head_dim * PANEL_ROWS
-    }
-
-    /// Elements of 16 dimensions of the packed values.
-    pub fn value_strip(&self) -> usize {
-        self.columns * PANEL_ROWS
-    }
 }
 
 /// One matrix of a linear step.
