@@ -61,9 +61,9 @@ impl ImageMarkup {
     /// once for each row. This is what the Hugging Face processors write.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layout without tiles.
+    /// [`Error::InvalidArgument`] for a layout without tiles, or with rows but no columns.
     pub fn expand(&self, layout: TileLayout, rows_per_tile: usize) -> Result<String> {
-        if layout.tiles() == 0 || rows_per_tile == 0 {
+        if layout.tiles() == 0 || (layout.rows > 0) != (layout.cols > 0) || rows_per_tile == 0 {
             let tiles = layout.tiles();
             return Err(Error::invalid(format!(
                 "a picture of {tiles} tiles with {rows_per_tile} rows each is no picture"

@@ -22,7 +22,7 @@ impl Embedding {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if they are not whole rows, do not divide into the layout's tiles, or hold a number
-    /// that is not finite (all numbers involved are named).
+    /// that is not finite, and for a layout of rows without columns (all numbers involved are named).
     pub fn from_rows(rows: Vec<f32>, width: usize, layout: TileLayout) -> Result<Self> {
         let mut hash = Sha256::new();
         hash.update(b"rows");
@@ -38,6 +38,10 @@ impl Embedding {
     /// # Errors
     /// As [`from_rows`](Self::from_rows).
     pub fn with_key(key: [u8; 32], rows: Vec<f32>, width: usize, layout: TileLayout) -> Result<Self> {
+        if (layout.rows == 0) != (layout.cols == 0) {
+            let TileLayout { rows, cols, .. } = layout;
+            return Err(Error::invalid(format!("a layout of {rows} rows and {cols} columns of tiles is none")));
+        }
         let tiles = layout.tiles();
         if width == 0 || rows.is_empty() || !rows.len().is_multiple_of(width) {
             let have = rows.len();
@@ -145,5 +149,8 @@ mod tests {
         assert_eq!(error(vec![0.0; 9], 3), "an embedding of 3 rows cannot belong to a picture of 2 tiles");
         assert_eq!(error(vec![0.0, f32::NAN, 0.0, 0.0], 2), "row 0 of the embedding, column 1 is NaN");
         assert!(error(vec![], 0).contains("0 numbers"));
+        let endless = TileLayout { rows: usize::MAX, cols: 0, overview: true };
+        let error = Embedding::from_rows(vec![0.0; 2], 2, endless).unwrap_err().to_string();
+        assert!(error.contains("and 0 columns"), "{error}");
     }
 }
