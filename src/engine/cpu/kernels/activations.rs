@@ -250,11 +250,12 @@ impl Activations {
                 int.scales[at] * (BASE * digit(0) + digit(1)) as f32
             }
             Form::WordTiles(height) => {
-                let (tiles, first) = (self.rows.div_ceil(height), column / SLICE * SLICE_GROUPS);
+                let (tiles, group) = (self.rows.div_ceil(height), column / GROUP);
+                let first = group / SLICE_GROUPS * SLICE_GROUPS;
                 let tile = first * tiles + row / height * SLICE_GROUPS.min(groups(self.cols) - first);
-                let group = (tile + column / GROUP - first) * height;
-                let pair = group * GROUP + column % GROUP / 2 * 2 * height;
-                self.scales[group + row % height] * f32::from(self.words[pair + row % height * 2 + column % 2])
+                let line = (tile + group - first) * height;
+                let pair = line * GROUP + column % GROUP / 2 * 2 * height;
+                self.scales[line + row % height] * f32::from(self.words[pair + row % height * 2 + column % 2])
             }
         };
         (0..self.rows)

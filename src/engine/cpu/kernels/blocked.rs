@@ -16,11 +16,11 @@ use crate::formats::{GROUP, PANEL_ROWS, WeightFormat, groups, w4, w8};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Columns of a slice: 16 KB of f32, half a first-level cache.
+/// Columns of a slice of f32: 16 KB, half a first-level cache.
 pub(super) const SLICE: usize = 256;
-/// Groups of a slice.
-pub(super) const SLICE_GROUPS: usize = SLICE / GROUP;
-/// Rows of a block at most: 256 KB of f32 a slice, half a second-level cache.
+/// Groups of a slice of words: as many bytes.
+pub(super) const SLICE_GROUPS: usize = 2 * SLICE / GROUP;
+/// Rows of a block at most: their slices take 256 KB, half a second-level cache.
 const BLOCK_ROWS: usize = 256;
 /// Panels of a task at most.
 const TASK_PANELS: usize = 8;
@@ -73,7 +73,7 @@ pub(super) struct TiledWords<'a> {
 /// A slice of an integer panel, unpacked.
 pub(super) struct WordSlice {
     /// For each group pairs of columns: `[16][16 rows][2]`.
-    pub words: [i16; SLICE * PANEL_ROWS],
+    pub words: [i16; SLICE_GROUPS * GROUP * PANEL_ROWS],
     /// For each group and row.
     pub scales: [f32; SLICE_GROUPS * PANEL_ROWS],
     /// For each group and row.
@@ -196,7 +196,7 @@ impl Task<'_> {
         let (all, rows, tiles) = (groups(self.x.cols()), self.rows(), self.x.rows().div_ceil(self.height));
         let WordTiles { words, scales, sums } = self.x.words();
         let mut slice = WordSlice {
-            words: [0; SLICE * PANEL_ROWS],
+            words: [0; SLICE_GROUPS * GROUP * PANEL_ROWS],
             scales: [0.0; SLICE_GROUPS * PANEL_ROWS],
             minima: [0.0; SLICE_GROUPS * PANEL_ROWS],
         };

@@ -5,7 +5,7 @@
 //!
 //! - `vector`, `gemm`: float kernels, generic over a register type.
 //! - `scalar`, `avx2`, `avx512`, `neon`: integer kernels and the instances of the generic ones.
-//! - `avx2_words`: integer kernels for many rows.
+//! - `scalar_words`, `avx2_words`: integer kernels for many rows.
 //! - `activations`, `linear`, `attention`: what the engine calls; `blocked` is `linear` for many rows.
 
 mod activations;
@@ -22,6 +22,7 @@ mod linear;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+mod scalar_words;
 #[cfg(test)]
 mod tests;
 mod vector;

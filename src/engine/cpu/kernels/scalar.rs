@@ -8,8 +8,7 @@ use half::f16;
 
 super::instantiate!("scalar", f32);
 
-/// Byte digits do as well here.
-const WORDS: Option<&WordKernels> = None;
+const WORDS: Option<&WordKernels> = Some(&super::scalar_words::KERNELS);
 
 /// Largest magnitude that is quantized to zeros, because [`LARGEST`] divided by less overflows.
 pub(super) const TINY: f32 = 1e-33;
@@ -31,6 +30,17 @@ pub(super) fn quantize_group(x: &[f32], digits: &mut [i8]) -> (f32, f32) {
         sum += q as i32;
     }
     (scale, scale * sum as f32)
+}
+
+/// Quantize up to 32 values to whole words; the same numbers as [`quantize_group`] gives in digits.
+pub(super) fn quantize_words(x: &[f32], words: &mut [i16]) -> (f32, f32) {
+    let mut digits = [0; DIGITS];
+    let scale_and_sum = quantize_group(x, &mut digits);
+    let (high, low) = digits.split_at(GROUP);
+    for ((word, &high), &low) in words.iter_mut().zip(high).zip(low) {
+        *word = (BASE * i32::from(high) + i32::from(low)) as i16;
+    }
+    scale_and_sum
 }
 
 /// Value `row` of the f16 parameters of a group.
