@@ -1,7 +1,7 @@
 //! Typed messages, chat templates, the tokenizer and the streaming detokenizer.
 //!
-//! In reading order: [`Message`], [`Tokenizer`] with [`SpecialTokens`], [`ChatTemplate`], [`PromptEncoder`] which joins
-//! the two, and for what the model answers [`DetokenizeStream`] and [`StopMatcher`].
+//! In reading order: [`Message`], [`Tokenizer`] with [`SpecialTokens`] (from any [`TokenizerFile`]), [`ChatTemplate`],
+//! [`PromptEncoder`] which joins the two, and for what the model answers [`DetokenizeStream`] and [`StopMatcher`].
 
 mod compat;
 mod detokenize;
@@ -15,6 +15,7 @@ mod stop;
 mod template;
 mod tojson;
 mod tokenizer;
+pub(crate) mod tokenizer_files;
 
 pub use detokenize::DetokenizeStream;
 pub use images::{ImageMarkup, ImageTexts};
@@ -25,3 +26,4 @@ pub use special::SpecialTokens;
 pub use stop::{StopMatcher, StopResult};
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::{EncodeOptions, Tokenizer};
+pub use tokenizer_files::{TokenizerFile, TokenizerFormat};

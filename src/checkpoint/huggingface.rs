@@ -1,9 +1,10 @@
 //! Opening a Hugging Face folder.
 
 use super::tensors::TensorTable;
-use super::{Checkpoint, CheckpointKind, TokenizerSource, safetensors, tokenizer_files};
+use super::{Checkpoint, CheckpointKind, TokenizerSource, safetensors};
+use crate::chat::tokenizer_files::{Configs, chat_template, read_json_object, special_tokens};
 use crate::error::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
@@ -16,14 +17,20 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     };
     let generation_config = read_json_object(&folder.join("generation_config.json"))?;
     let tokenizer_config = read_json_object(&folder.join("tokenizer_config.json"))?;
-    let special_tokens =
-        tokenizer_files::special_tokens(folder, &config, generation_config.as_ref(), tokenizer_config.as_ref())?;
+    let configs = Configs {
+        model: Some(&config),
+        generation: generation_config.as_ref(),
+        tokenizer: tokenizer_config.as_ref(),
+        special_tokens_map: None,
+    };
+    let tokenizer_json = folder.join("tokenizer.json");
+    let special_tokens = special_tokens(&tokenizer_json, &read_if_there(&tokenizer_json)?, configs)?;
     Ok(Checkpoint {
         path: folder.to_path_buf(),
         kind: CheckpointKind::HuggingFace,
         tensors: open_weights(folder)?,
-        tokenizer: TokenizerSource::File(folder.join("tokenizer.json")),
-        chat_template: tokenizer_files::chat_template(folder, tokenizer_config.as_ref())?,
+        tokenizer: TokenizerSource::File(tokenizer_json),
+        chat_template: chat_template(folder, tokenizer_config.as_ref())?,
         preprocessor_config: read_json_object(&folder.join("preprocessor_config.json"))?,
         processor_config: read_json_object(&folder.join("processor_config.json"))?,
         config,
@@ -32,14 +39,13 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// The JSON object in a file, or `None` if there is no such file.
-pub(super) fn read_json_object(path: &Path) -> Result<Option<Map<String, Value>>> {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::io(path, e)),
-    };
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::format(path, "JSON", e.to_string()))
+/// The bytes of a file, none if there is no such file.
+fn read_if_there(path: &Path) -> Result<Vec<u8>> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(bytes),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(Error::io(path, e)),
+    }
 }
 
 fn open_weights(folder: &Path) -> Result<TensorTable> {

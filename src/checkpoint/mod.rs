@@ -10,7 +10,7 @@
 //!
 //! - `storage`: how numbers are stored; `blocks`: the decoders of GGUF's block formats.
 //! - `tensors`: the table of tensors over the mapped files.
-//! - `huggingface`, `safetensors`, `tokenizer_files`: the folder.
+//! - `huggingface`, `safetensors`: the folder.
 //! - `gguf`: the file, its metadata as `config.json`, its names, its tokenizer.
 
 mod blocks;
@@ -18,10 +18,8 @@ mod gguf;
 mod huggingface;
 mod mapped;
 mod safetensors;
-mod special;
 mod storage;
 mod tensors;
-mod tokenizer_files;
 
 use crate::chat::SpecialTokens;
 use crate::error::{Error, Result};

@@ -1,10 +1,10 @@
 //! Byte-level BPE (`gpt2`): merges are stored, the pre-tokenizer by name.
 
-use super::json::{Bpe, TextToId, TokenizerJson};
-use super::{Metadata, TokenKind, Vocabulary};
+use super::{Metadata, Vocabulary};
+use crate::chat::tokenizer_files::byte_level::{LLAMA3_WORDS, byte_level_step, words_of};
+use crate::chat::tokenizer_files::json::{Bpe, TextToId, TokenizerJson};
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
-use std::collections::HashSet;
 
 pub(super) const PRE_TOKENIZER: &str = "tokenizer.ggml.pre";
 const MERGES: &str = "tokenizer.ggml.merges";
@@ -20,8 +20,6 @@ enum Splitting {
     Regex(&'static str),
 }
 
-/// Llama 3: up to three digits together.
-const LLAMA3: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 /// Qwen 2: every digit by itself.
 const QWEN2: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 /// GPT-4o: words end where case changes from lower to upper.
@@ -45,9 +43,9 @@ fn pre_tokenizer(name: &str) -> Option<PreTokenizer> {
         "default" | "gpt-2" | "gpt2" | "phi-2" | "olmo" | "mpt" => plain(Splitting::Gpt2),
         "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" => plain(Splitting::DigitsThenGpt2),
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => {
-            PreTokenizer { ignore_merges: true, ..plain(Splitting::Regex(LLAMA3)) }
+            PreTokenizer { ignore_merges: true, ..plain(Splitting::Regex(LLAMA3_WORDS)) }
         }
-        "dbrx" | "smaug-bpe" | "chatglm-bpe" | "glm4" => plain(Splitting::Regex(LLAMA3)),
+        "dbrx" | "smaug-bpe" | "chatglm-bpe" | "glm4" => plain(Splitting::Regex(LLAMA3_WORDS)),
         "qwen2" | "deepseek-r1-qwen" => PreTokenizer { nfc: true, ..plain(Splitting::Regex(QWEN2)) },
         "stablelm2" => plain(Splitting::Regex(QWEN2)),
         "gpt-4o" | "llama4" => plain(Splitting::Regex(GPT4O)),
@@ -77,7 +75,7 @@ pub(super) fn build<'a>(metadata: &'a Metadata, vocabulary: &Vocabulary<'a>) -> 
         normalizer: if pre.nfc { json!({"type": "NFC"}) } else { Value::Null },
         pre_tokenizer: pre_tokenizer_json(pre.splitting),
         post_processor: Value::Null,
-        decoder: byte_level_json(true, true),
+        decoder: byte_level_step(true, true),
         model: Bpe {
             model_type: "BPE",
             dropout: (),
@@ -87,44 +85,19 @@ pub(super) fn build<'a>(metadata: &'a Metadata, vocabulary: &Vocabulary<'a>) -> 
             fuse_unk: false,
             byte_fallback: false,
             ignore_merges: pre.ignore_merges,
-            vocab: TextToId::new(&vocabulary.texts),
-            merges: usable_merges(&merges, vocabulary),
+            vocab: TextToId::new(vocabulary.texts()),
+            merges: vocabulary.usable_merges(&merges),
         },
     })
 }
 
-/// The stored merges (`"left right"`), without those that could never apply because a part or the result is not a text
-/// token: the `tokenizers` crate refuses a file that holds one.
-fn usable_merges<'a>(merges: &[&'a str], vocabulary: &Vocabulary<'a>) -> Vec<(&'a str, &'a str)> {
-    let is_text = |kind| matches!(kind, TokenKind::Normal | TokenKind::Unused | TokenKind::Byte);
-    let texts: HashSet<&str> =
-        vocabulary.entries().filter(|(_, _, kind)| is_text(*kind)).map(|(_, text, _)| text).collect();
-    let mut joined = String::new();
-    let mut usable = Vec::new();
-    for (left, right) in merges.iter().filter_map(|merge| merge.split_once(' ')) {
-        joined.clear();
-        joined.push_str(left);
-        joined.push_str(right);
-        if texts.contains(left) && texts.contains(right) && texts.contains(joined.as_str()) {
-            usable.push((left, right));
-        }
-    }
-    usable
-}
-
-fn byte_level_json(add_prefix_space: bool, use_regex: bool) -> Value {
-    json!({"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": true, "use_regex": use_regex})
-}
-
 fn pre_tokenizer_json(splitting: Splitting) -> Value {
-    let sequence =
-        |first, use_regex| json!({"type": "Sequence", "pretokenizers": [first, byte_level_json(false, use_regex)]});
     match splitting {
-        Splitting::Gpt2 => byte_level_json(false, true),
-        Splitting::DigitsThenGpt2 => sequence(json!({"type": "Digits", "individual_digits": true}), true),
-        Splitting::Regex(regex) => sequence(
-            json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}),
-            false,
-        ),
+        Splitting::Gpt2 => byte_level_step(false, true),
+        Splitting::DigitsThenGpt2 => {
+            let digits = json!({"type": "Digits", "individual_digits": true});
+            json!({"type": "Sequence", "pretokenizers": [digits, byte_level_step(false, true)]})
+        }
+        Splitting::Regex(regex) => words_of(regex),
     }
 }

@@ -5,15 +5,15 @@
 //! (`sentence_piece`).
 
 mod byte_level;
-mod json;
 mod sentence_piece;
 
 use super::metadata::Metadata;
 use crate::chat::SpecialTokens;
-use crate::checkpoint::special::add_eos_ids;
+use crate::chat::tokenizer_files::add_eos_ids;
+use crate::chat::tokenizer_files::json::TokenizerJson;
+use crate::chat::tokenizer_files::vocabulary::{TokenKind, Vocabulary, add_in_front};
 use crate::error::{Error, Result};
-use json::{AddedToken, TokenizerJson};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 const MODEL: &str = "tokenizer.ggml.model";
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -33,81 +33,28 @@ const END_OF_TURN_TEXTS: [&str; 9] = [
     "<|user|>",
 ];
 
-/// What a vocabulary entry is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TokenKind {
-    /// Text.
-    Normal,
-    /// Stands for text the vocabulary cannot spell.
-    Unknown,
-    /// Structure of a conversation or document; never the result of merging text.
-    Control,
-    /// Text that is always one token, matched before everything else.
-    UserDefined,
-    /// A hole.
-    Unused,
-    /// One byte, `<0x0A>`.
-    Byte,
-}
-
 /// The vocabulary: text and kind of each id.
-struct Vocabulary<'a> {
-    texts: Vec<&'a str>,
-    kinds: Vec<TokenKind>,
-}
-
-impl<'a> Vocabulary<'a> {
-    fn read(metadata: &'a Metadata) -> Result<Self> {
-        let texts = metadata.strings(TOKENS)?.ok_or_else(|| metadata.malformed(TOKENS, "missing"))?;
-        let kinds = match metadata.integers(KINDS)? {
-            None => vec![TokenKind::Normal; texts.len()],
-            Some(numbers) => numbers
-                .iter()
-                .map(|number| match number {
-                    1 => Ok(TokenKind::Normal),
-                    2 => Ok(TokenKind::Unknown),
-                    3 => Ok(TokenKind::Control),
-                    4 => Ok(TokenKind::UserDefined),
-                    0 | 5 => Ok(TokenKind::Unused),
-                    6 => Ok(TokenKind::Byte),
-                    other => Err(metadata.malformed(KINDS, format!("{other} is not a token type"))),
-                })
-                .collect::<Result<_>>()?,
-        };
-        if kinds.len() != texts.len() {
-            return Err(metadata.malformed(KINDS, format!("{} types for {} tokens", kinds.len(), texts.len())));
-        }
-        if u32::try_from(texts.len()).is_err() {
-            return Err(metadata.malformed(TOKENS, "more tokens than ids"));
-        }
-        Ok(Vocabulary { texts, kinds })
-    }
-
-    /// Id, text and kind of every entry.
-    fn entries(&self) -> impl Iterator<Item = (u32, &'a str, TokenKind)> + '_ {
-        (0u32..).zip(&self.texts).zip(&self.kinds).map(|((id, text), kind)| (id, *text, *kind))
-    }
-
-    fn text(&self, id: u32) -> Option<&'a str> {
-        self.texts.get(id as usize).copied()
-    }
-
-    /// The tokens that are matched in the text before anything else happens to it. Control tokens are special.
-    fn added_tokens(&self) -> Vec<AddedToken<'a>> {
-        let added = self.entries().filter(|(_, text, _)| !text.is_empty());
-        added
-            .filter_map(|(id, content, kind)| match kind {
-                TokenKind::Control | TokenKind::Unknown => Some(AddedToken::new(id, content, true)),
-                TokenKind::UserDefined => Some(AddedToken::new(id, content, false)),
-                TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => None,
+fn read_vocabulary(metadata: &Metadata) -> Result<Vocabulary<'_>> {
+    let texts = metadata.strings(TOKENS)?.ok_or_else(|| metadata.malformed(TOKENS, "missing"))?;
+    let kinds = match metadata.integers(KINDS)? {
+        None => vec![TokenKind::Normal; texts.len()],
+        Some(numbers) => numbers
+            .iter()
+            .map(|number| {
+                let kind = u64::try_from(*number).ok().and_then(TokenKind::from_number);
+                kind.ok_or_else(|| metadata.malformed(KINDS, format!("{number} is not a token type")))
             })
-            .collect()
+            .collect::<Result<_>>()?,
+    };
+    if kinds.len() != texts.len() {
+        return Err(metadata.malformed(KINDS, format!("{} types for {} tokens", kinds.len(), texts.len())));
     }
+    Vocabulary::new(texts, kinds).ok_or_else(|| metadata.malformed(TOKENS, "more tokens than ids"))
 }
 
 /// The bytes of a `tokenizer.json` that tokenizes as the file's own tokenizer does.
 pub(in super::super) fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
-    let vocabulary = Vocabulary::read(metadata)?;
+    let vocabulary = read_vocabulary(metadata)?;
     let tokenizer = match tokenizer_model(metadata)? {
         "gpt2" => byte_level::build(metadata, &vocabulary)?,
         "llama" => sentence_piece::build(metadata, &vocabulary)?,
@@ -117,20 +64,9 @@ pub(in super::super) fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
     };
     let special = special_tokens(metadata)?;
     let begin = special.bos_token.as_deref().zip(special.bos_id).filter(|_| special.add_bos == Some(true));
-    let tokenizer = TokenizerJson { post_processor: begin.map_or(Value::Null, add_in_front), ..tokenizer };
+    let tokenizer =
+        TokenizerJson { post_processor: begin.map_or(Value::Null, |(text, id)| add_in_front(text, id)), ..tokenizer };
     serde_json::to_vec(&tokenizer).map_err(|e| Error::internal(format!("writing tokenizer.json: {e}")))
-}
-
-/// A post-processor that puts a token in front of every text.
-fn add_in_front((text, id): (&str, u32)) -> Value {
-    let token = |type_id| json!({"SpecialToken": {"id": text, "type_id": type_id}});
-    let sequence = |name, type_id| json!({"Sequence": {"id": name, "type_id": type_id}});
-    json!({
-        "type": "TemplateProcessing",
-        "single": [token(0), sequence("A", 0)],
-        "pair": [token(0), sequence("A", 0), token(1), sequence("B", 1)],
-        "special_tokens": {text: {"id": text, "ids": [id], "tokens": [text]}},
-    })
 }
 
 fn tokenizer_model(metadata: &Metadata) -> Result<&str> {
@@ -143,12 +79,12 @@ pub(super) fn special_tokens(metadata: &Metadata) -> Result<SpecialTokens> {
     if metadata.text(MODEL)?.is_none() {
         return Ok(SpecialTokens::default());
     }
-    let vocabulary = Vocabulary::read(metadata)?;
+    let vocabulary = read_vocabulary(metadata)?;
     let id = |name: &str| {
         let key = format!("tokenizer.ggml.{name}_token_id");
         match metadata.token_id(&key)? {
             Some(id) if vocabulary.text(id).is_none() => {
-                Err(metadata.malformed(&key, format!("{id} is outside the vocabulary of {}", vocabulary.texts.len())))
+                Err(metadata.malformed(&key, format!("{id} is outside the vocabulary of {}", vocabulary.len())))
             }
             id => Ok(id),
         }

@@ -1,7 +1,6 @@
-//! What the tokenizer files of a folder say besides the vocabulary: special tokens and the chat template.
+//! What the files beside a vocabulary say: special tokens and the chat template.
 
-use super::huggingface::read_json_object;
-use super::special::{add_eos_ids, token_ids, token_text};
+use super::config_tokens::{add_eos_ids, token_ids, token_text};
 use crate::chat::SpecialTokens;
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -25,27 +24,32 @@ struct AddedToken {
     content: String,
 }
 
-/// Collects the special tokens of a folder.
-pub(super) fn special_tokens(
-    folder: &Path,
-    config: &Map<String, Value>,
-    generation_config: Option<&Map<String, Value>>,
-    tokenizer_config: Option<&Map<String, Value>>,
-) -> Result<SpecialTokens> {
-    let path = folder.join("tokenizer.json");
-    let bytes = match std::fs::read(&path) {
-        Ok(bytes) => bytes,
-        // A folder of weights alone is fine until its tokenizer is asked for.
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        Err(e) => return Err(Error::io(&path, e)),
-    };
-    let tokenizer: TokenizerJson = match bytes.is_empty() {
+/// The configuration files of a model, as far as they are there.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Configs<'a> {
+    /// `config.json`.
+    pub(crate) model: Option<&'a Map<String, Value>>,
+    /// `generation_config.json`.
+    pub(crate) generation: Option<&'a Map<String, Value>>,
+    /// `tokenizer_config.json`.
+    pub(crate) tokenizer: Option<&'a Map<String, Value>>,
+    /// `special_tokens_map.json`, asked where `tokenizer_config.json` is silent.
+    pub(crate) special_tokens_map: Option<&'a Map<String, Value>>,
+}
+
+/// Collects the special tokens of a model. `json` is its `tokenizer.json`, empty if it has none: a folder of weights
+/// alone is fine until its tokenizer is asked for.
+///
+/// # Errors
+/// [`Error::Format`], with `path`, if `json` is malformed.
+pub(crate) fn special_tokens(path: &Path, json: &[u8], configs: Configs<'_>) -> Result<SpecialTokens> {
+    let tokenizer: TokenizerJson = match json.is_empty() {
         true => TokenizerJson::default(),
-        false => serde_json::from_slice(&bytes).map_err(|e| Error::format(&path, "tokenizer", e.to_string()))?,
+        false => serde_json::from_slice(json).map_err(|e| Error::format(path, "tokenizer", e.to_string()))?,
     };
     let id_of = |text: &str| {
         let added = tokenizer.added_tokens.iter().find(|token| token.content == text);
-        added.map(|token| token.id).or_else(|| vocabulary_id(&bytes, text))
+        added.map(|token| token.id).or_else(|| vocabulary_id(json, text))
     };
     let text_of = |id: u32| {
         let added = tokenizer.added_tokens.iter().find(|token| token.id == id);
@@ -53,11 +57,13 @@ pub(super) fn special_tokens(
     };
 
     // Multimodal checkpoints keep the decoder's ids one level down.
-    let text_config = config.get("text_config").and_then(Value::as_object);
-    let configs = [Some(config), text_config, generation_config];
-    let first_id = |key| configs.iter().flatten().flat_map(|c| token_ids(c, key)).next();
+    let text_config = configs.model.and_then(|config| config.get("text_config")).and_then(Value::as_object);
+    let with_ids = [configs.model, text_config, configs.generation];
+    let with_texts = [configs.tokenizer, configs.special_tokens_map];
+    let first_id = |key| with_ids.iter().flatten().flat_map(|c| token_ids(c, key)).next();
     let text = |token_key, id_key| {
-        tokenizer_config.and_then(|c| token_text(c, token_key)).or_else(|| first_id(id_key).and_then(text_of))
+        let named = with_texts.iter().flatten().find_map(|c| token_text(c, token_key));
+        named.or_else(|| first_id(id_key).and_then(text_of))
     };
 
     let mut special = SpecialTokens {
@@ -68,13 +74,14 @@ pub(super) fn special_tokens(
         ..SpecialTokens::default()
     };
     special.bos_id = special.bos_token.as_deref().and_then(id_of).or_else(|| first_id("bos_token_id"));
-    add_eos_ids(&mut special, configs.iter().flatten().flat_map(|c| token_ids(c, "eos_token_id")));
+    add_eos_ids(&mut special, with_ids.iter().flatten().flat_map(|c| token_ids(c, "eos_token_id")));
     let eos_id = special.eos_token.as_deref().and_then(id_of);
     add_eos_ids(&mut special, eos_id);
-    special.add_bos = tokenizer_config
+    special.add_bos = configs
+        .tokenizer
         .and_then(|c| c.get("add_bos_token"))
         .and_then(Value::as_bool)
-        .or_else(|| (!bytes.is_empty()).then(|| adds_token_in_front(&tokenizer.post_processor)));
+        .or_else(|| (!json.is_empty()).then(|| adds_token_in_front(&tokenizer.post_processor)));
     Ok(special)
 }
 
@@ -109,8 +116,21 @@ fn adds_token_in_front(post_processor: &Value) -> bool {
     }
 }
 
+/// The JSON object in a file, or `None` if there is no such file.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Format`] if it is not a JSON object.
+pub(crate) fn read_json_object(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(path, e)),
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::format(path, "JSON", e.to_string()))
+}
+
 /// The chat template: `chat_template.jinja`, else the one in `tokenizer_config.json`, else `chat_template.json`.
-pub(super) fn chat_template(folder: &Path, tokenizer_config: Option<&Map<String, Value>>) -> Result<Option<String>> {
+pub(crate) fn chat_template(folder: &Path, tokenizer_config: Option<&Map<String, Value>>) -> Result<Option<String>> {
     let path = folder.join("chat_template.jinja");
     match std::fs::read_to_string(&path) {
         Ok(source) => return Ok(Some(source)),
@@ -169,19 +189,26 @@ mod tests {
 
     #[test]
     fn end_ids_are_gathered_from_every_file() {
-        let dir = tempfile::tempdir().expect("temporary folder");
         let tokenizer = json!({
             "added_tokens": [{"id": 7, "content": "<|end|>"}],
             "model": {"type": "BPE", "vocab": {"a": 0, "</s>": 9}},
             "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]}
         });
-        std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).expect("write");
         let config = object(json!({"eos_token_id": 3, "bos_token_id": 7, "text_config": {"eos_token_id": [4]}}));
         let generation = object(json!({"eos_token_id": [3, 5]}));
         let tokenizer_config = object(json!({"eos_token": {"content": "</s>"}}));
-        let special = special_tokens(dir.path(), &config, Some(&generation), Some(&tokenizer_config)).expect("valid");
+        let map = object(json!({"eos_token": "a", "pad_token": {"content": "<|end|>"}}));
+        let configs = Configs {
+            model: Some(&config),
+            generation: Some(&generation),
+            tokenizer: Some(&tokenizer_config),
+            special_tokens_map: Some(&map),
+        };
+        let special =
+            special_tokens(Path::new("tokenizer.json"), tokenizer.to_string().as_bytes(), configs).expect("valid");
         assert_eq!(special.eos_ids, [3, 4, 5, 9]);
         assert_eq!(special.eos_token.as_deref(), Some("</s>"));
+        assert_eq!(special.pad_token.as_deref(), Some("<|end|>"), "from special_tokens_map.json");
         assert_eq!(special.bos_token.as_deref(), Some("<|end|>"), "resolved from bos_token_id");
         assert_eq!(special.bos_id, Some(7));
         assert_eq!(special.add_bos, Some(true), "the post-processor adds it");

@@ -4,7 +4,7 @@ use crate::chat::SpecialTokens;
 use serde_json::{Map, Value};
 
 /// Adds ids that end a reply, keeping the list sorted and free of repeats.
-pub(super) fn add_eos_ids(special: &mut SpecialTokens, ids: impl IntoIterator<Item = u32>) {
+pub(crate) fn add_eos_ids(special: &mut SpecialTokens, ids: impl IntoIterator<Item = u32>) {
     special.eos_ids.extend(ids);
     special.eos_ids.sort_unstable();
     special.eos_ids.dedup();

@@ -6,21 +6,21 @@ use serde_json::Value;
 
 /// The file.
 #[derive(Serialize)]
-pub(super) struct TokenizerJson<'a> {
-    pub(super) version: &'static str,
-    pub(super) truncation: (),
-    pub(super) padding: (),
-    pub(super) added_tokens: Vec<AddedToken<'a>>,
-    pub(super) normalizer: Value,
-    pub(super) pre_tokenizer: Value,
-    pub(super) post_processor: Value,
-    pub(super) decoder: Value,
-    pub(super) model: Bpe<'a>,
+pub(crate) struct TokenizerJson<'a> {
+    pub(crate) version: &'static str,
+    pub(crate) truncation: (),
+    pub(crate) padding: (),
+    pub(crate) added_tokens: Vec<AddedToken<'a>>,
+    pub(crate) normalizer: Value,
+    pub(crate) pre_tokenizer: Value,
+    pub(crate) post_processor: Value,
+    pub(crate) decoder: Value,
+    pub(crate) model: Bpe<'a>,
 }
 
 /// A token that is matched before anything else happens to the text.
 #[derive(Serialize)]
-pub(super) struct AddedToken<'a> {
+pub(crate) struct AddedToken<'a> {
     id: u32,
     content: &'a str,
     single_word: bool,
@@ -31,33 +31,33 @@ pub(super) struct AddedToken<'a> {
 }
 
 impl<'a> AddedToken<'a> {
-    pub(super) fn new(id: u32, content: &'a str, special: bool) -> Self {
+    pub(crate) fn new(id: u32, content: &'a str, special: bool) -> Self {
         AddedToken { id, content, single_word: false, lstrip: false, rstrip: false, normalized: false, special }
     }
 }
 
 /// The model.
 #[derive(Serialize)]
-pub(super) struct Bpe<'a> {
+pub(crate) struct Bpe<'a> {
     #[serde(rename = "type")]
-    pub(super) model_type: &'static str,
-    pub(super) dropout: (),
-    pub(super) unk_token: Option<&'a str>,
-    pub(super) continuing_subword_prefix: (),
-    pub(super) end_of_word_suffix: (),
-    pub(super) fuse_unk: bool,
-    pub(super) byte_fallback: bool,
-    pub(super) ignore_merges: bool,
-    pub(super) vocab: TextToId<'a>,
+    pub(crate) model_type: &'static str,
+    pub(crate) dropout: (),
+    pub(crate) unk_token: Option<&'a str>,
+    pub(crate) continuing_subword_prefix: (),
+    pub(crate) end_of_word_suffix: (),
+    pub(crate) fuse_unk: bool,
+    pub(crate) byte_fallback: bool,
+    pub(crate) ignore_merges: bool,
+    pub(crate) vocab: TextToId<'a>,
     /// Best first.
-    pub(super) merges: Vec<(&'a str, &'a str)>,
+    pub(crate) merges: Vec<(&'a str, &'a str)>,
 }
 
 /// A JSON object from text to id. Of entries with the same text the first counts: keys must be unique.
-pub(super) struct TextToId<'a>(pub(super) Vec<(&'a str, u32)>);
+pub(crate) struct TextToId<'a>(pub(crate) Vec<(&'a str, u32)>);
 
 impl<'a> TextToId<'a> {
-    pub(super) fn new(texts: &[&'a str]) -> Self {
+    pub(crate) fn new(texts: &[&'a str]) -> Self {
         let mut seen = std::collections::HashSet::with_capacity(texts.len());
         TextToId((0u32..).zip(texts).filter(|(_, text)| seen.insert(**text)).map(|(id, text)| (*text, id)).collect())
     }
