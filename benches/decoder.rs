@@ -193,7 +193,7 @@ fn main() -> Outcome<()> {
     write(&settings, &path)?;
     let start = Instant::now();
     let engine = CpuEngine::new(CpuOptions { threads: Some(settings.threads), kernels: None });
-    let mut component = engine.load(&path)?;
+    let mut component = engine.load_file(&path)?;
     println!("{}; loaded in {:.1} ms", component.description(), start.elapsed().as_secs_f64() * 1e3);
     measure(&mut *component, 1, settings.context)?;
     measure(&mut *component, 0, settings.context)

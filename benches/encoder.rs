@@ -81,7 +81,7 @@ fn encode(component: &mut dyn LoadedComponent, pixels: &Tensor, features: &mut T
 fn measure(settings: &Settings, format: WeightFormat, path: &Path, threads: usize) -> Outcome<()> {
     reset_peak_memory();
     let engine = CpuEngine::new(CpuOptions { threads: Some(threads), kernels: None });
-    let mut component = engine.load(path)?;
+    let mut component = engine.load_file(path)?;
     let signature = component.graphs()[0].clone();
     let mut random = encoder::noise(1);
     let values = (0..3 * settings.encoder.image.pow(2)).map(|_| random()).collect::<Vec<_>>();

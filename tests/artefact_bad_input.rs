@@ -41,7 +41,7 @@ fn load_and_run(bytes: &[u8]) -> etgenai::Result<()> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("c.safetensors");
     fs::write(&path, bytes).unwrap();
-    let mut component = engine().load(&path)?;
+    let mut component = engine().load_file(&path)?;
     for graph in 0..component.graphs().len() {
         let signature = component.graphs()[graph].clone();
         let tensors = |infos: &[etgenai::graph::TensorInfo]| {

@@ -48,7 +48,7 @@ impl Written {
 }
 
 fn load(path: &Path, kernels: Kernels, threads: usize) -> Box<dyn LoadedComponent> {
-    CpuEngine::new(CpuOptions { threads: Some(threads), kernels: Some(kernels) }).load(path).unwrap()
+    CpuEngine::new(CpuOptions { threads: Some(threads), kernels: Some(kernels) }).load_file(path).unwrap()
 }
 
 fn random_tensor(info: &TensorInfo, seed: u64) -> Tensor {

@@ -23,7 +23,7 @@ fn component_path(directory: &Path) -> PathBuf {
 }
 
 fn load(path: &Path, kernels: Kernels, threads: usize) -> Box<dyn LoadedComponent> {
-    CpuEngine::new(CpuOptions { threads: Some(threads), kernels: Some(kernels) }).load(path).unwrap()
+    CpuEngine::new(CpuOptions { threads: Some(threads), kernels: Some(kernels) }).load_file(path).unwrap()
 }
 
 /// The reference over the weights that the file really holds.

@@ -52,7 +52,7 @@ fn check(random: &RandomCheckpoint, [picture, tokens, width]: [usize; 3]) {
 
 fn load(directory: &Path, component: &str) -> Box<dyn LoadedComponent> {
     let path = Artefact::open(directory).unwrap().component_path(component).unwrap();
-    CpuEngine::new(CpuOptions { threads: Some(2), kernels: None }).load(&path).unwrap()
+    CpuEngine::new(CpuOptions { threads: Some(2), kernels: None }).load_file(&path).unwrap()
 }
 
 /// Rows of a picture that is different everywhere, and as close to the reference as half precision allows.

@@ -133,7 +133,7 @@ impl etgenai::graph::WeightProvider for NoWeights {
 
 fn load(directory: &Path, component: &str) -> Box<dyn LoadedComponent> {
     let path = Artefact::open(directory).unwrap().component_path(component).unwrap();
-    CpuEngine::new(CpuOptions { threads: Some(2), kernels: None }).load(&path).unwrap()
+    CpuEngine::new(CpuOptions { threads: Some(2), kernels: None }).load_file(&path).unwrap()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::header::{COMPONENT_FORMAT, COMPONENT_VERSION, LENGTH_BYTES, Layout, StoredWeight};
 use super::manifest::FormatSummary;
-use crate::engine::GraphSignature;
+use crate::engine::{GraphSignature, SourceBytes};
 use crate::error::{Error, Result};
 use crate::formats::PackedMatrix;
 use crate::graph::{Graph, WeightProvider};
@@ -22,11 +22,27 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Component {
     path: PathBuf,
-    map: Mmap,
+    data: Data,
     name: String,
     graphs: Vec<Graph>,
     /// Sorted by name.
     weights: Vec<StoredTensor>,
+}
+
+/// The file's content.
+#[derive(Debug)]
+enum Data {
+    Mapped(Mmap),
+    InMemory(SourceBytes),
+}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Data::Mapped(map) => map,
+            Data::InMemory(bytes) => bytes.as_slice(),
+        }
+    }
 }
 
 /// A weight of the file.
@@ -69,14 +85,26 @@ impl Component {
         // SAFETY: the mapping is read-only. Rust cannot rule out that another process changes the file under it; that
         // is part of the documented contract of this type, as for every memory-mapped model format.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-        let (data_start, header) = parse_header(&map, path)?;
+        Self::read(path, Data::Mapped(map))
+    }
+
+    /// Check a component file that is in memory.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), without those of the file system.
+    pub fn from_bytes(bytes: SourceBytes) -> Result<Self> {
+        Self::read(Path::new("component in memory"), Data::InMemory(bytes))
+    }
+
+    fn read(path: &Path, data: Data) -> Result<Self> {
+        let (data_start, header) = parse_header(data.bytes(), path)?;
         let field = |key: &str| metadata_field(&header, key, path);
         expect(field("format")?, COMPONENT_FORMAT, path, "format")?;
         expect(field("version")?, COMPONENT_VERSION, path, "version")?;
         let graphs = parse_graphs(field("graphs")?, path)?;
         let stored = parse_json(field("weights")?, path, "weights")?;
         let weights = locate_weights(stored, &header, data_start, path)?;
-        let component = Self { path: path.into(), name: field("component")?.clone(), map, graphs, weights };
+        let component = Self { path: path.into(), name: field("component")?.clone(), data, graphs, weights };
         component.check_weights()?;
         Ok(component)
     }
@@ -137,7 +165,7 @@ impl Component {
             Error::NotFound(format!("{}: there is no weight number {number}, it has {count}", self.path.display()))
         })?;
         let wrong = |reason: String| Error::format(&self.path, name, reason);
-        let bytes = self.map.get(range.clone()).ok_or_else(|| wrong("lies outside the file".into()))?;
+        let bytes = self.data.bytes().get(range.clone()).ok_or_else(|| wrong("lies outside the file".into()))?;
         match (stored.layout, stored.shape.as_slice()) {
             (Layout::Panels, &[rows, cols]) => PackedMatrix::new(stored.format, rows, cols, bytes)
                 .map(Weight::Packed)
@@ -156,7 +184,7 @@ impl Component {
 
     /// Size of the file.
     pub fn file_bytes(&self) -> u64 {
-        self.map.len() as u64
+        self.data.bytes().len() as u64
     }
 
     /// What each weight format takes, by format name.
@@ -173,7 +201,9 @@ impl Component {
     pub fn prefetch(&self) {
         // A hint only: if it is refused, the first execution reads the file instead.
         #[cfg(unix)]
-        let _ = self.map.advise(memmap2::Advice::WillNeed);
+        if let Data::Mapped(map) = &self.data {
+            let _ = map.advise(memmap2::Advice::WillNeed);
+        }
     }
 
     /// Every weight is readable as stored, and every weight of every graph exists in its shape.

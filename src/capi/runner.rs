@@ -380,17 +380,8 @@ mod tests {
     fn runner() -> *mut etg_runner {
         let json =
             std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/llama/tokenizer.json")).unwrap();
-        let parts = RunnerParts {
-            component: Box::new(Trap::new()),
-            sliding_window: None,
-            tokenizer: Tokenizer::from_bytes(&json, &SpecialTokens::default()).unwrap(),
-            template: None,
-            template_variables: Default::default(),
-            eos_ids: Vec::new(),
-            system_prompt: None,
-            token_embedding: None,
-            vision: None,
-        };
+        let tokenizer = Tokenizer::from_bytes(&json, &SpecialTokens::default()).unwrap();
+        let parts = RunnerParts::new(Box::new(Trap::new()), tokenizer);
         handle::issue(etg_runner::new(Runner::from_parts(parts).unwrap()))
     }
 

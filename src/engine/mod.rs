@@ -1,13 +1,20 @@
 //! Engines: "load this component, execute this graph on these tensors".
 //!
 //! An engine knows the graph contract (named graphs, fixed shapes, caller-owned input and output memory) and nothing
-//! of conversations. [`cpu`] is built in; others plug in behind the same two traits.
+//! of conversations. [`cpu`] is built in; others plug in behind the same two traits, or behind the C ABI of
+//! `include/etgenai_engine.h` ([`plugin`]).
 
+mod constants;
 pub mod cpu;
+pub mod plugin;
 pub mod reference;
+mod source;
+
+pub use constants::{Constant, ConstantValue, Constants};
+pub use source::{ComponentSource, SourceBytes, SourceData};
 
 use crate::error::Result;
-use crate::graph::{TensorInfo, TensorView, TensorViewMut};
+use crate::graph::{Tensor, TensorInfo, TensorView, TensorViewMut};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::Path;
@@ -52,11 +59,19 @@ pub trait Engine: Send + Sync {
     /// Short name, e.g. `cpu`.
     fn name(&self) -> &str;
 
-    /// Load one component file.
+    /// Load one component.
     ///
     /// # Errors
     /// A missing, malformed or unsupported file; the error names the file and field.
-    fn load(&self, path: &Path) -> Result<Box<dyn LoadedComponent>>;
+    fn load(&self, source: &ComponentSource) -> Result<Box<dyn LoadedComponent>>;
+
+    /// Load one component from a file, whatever it is for.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    fn load_file(&self, path: &Path) -> Result<Box<dyn LoadedComponent>> {
+        self.load(&ComponentSource::file("component", path))
+    }
 }
 
 /// A loaded component. One thread at a time; may move between threads.
@@ -77,6 +92,20 @@ pub trait LoadedComponent: Send {
         outputs: &mut [TensorViewMut<'_>],
         options: &ExecuteOptions,
     ) -> Result<()>;
+
+    /// Values the program carries beside its graphs, e.g. `get_n_layers`.
+    fn constants(&self) -> &Constants {
+        Constants::none()
+    }
+
+    /// A zeroed tensor for an input or output of this component, in memory its processor can use without a copy where
+    /// there is such memory.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] if the memory cannot be had.
+    fn allocate(&self, info: &TensorInfo) -> Result<Tensor> {
+        Tensor::zeros(info.clone())
+    }
 
     /// Bytes of weights held (mapped or in memory).
     fn weight_bytes(&self) -> u64;

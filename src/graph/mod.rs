@@ -14,4 +14,4 @@ mod validate;
 pub use builder::GraphBuilder;
 pub use interpreter::{Interpreter, WeightProvider, Weights};
 pub use ir::{Graph, Node, Op, Value, ValueId, ValueKind};
-pub use tensor::{DType, Tensor, TensorInfo, TensorView, TensorViewMut};
+pub use tensor::{DType, DeviceMemory, Tensor, TensorInfo, TensorView, TensorViewMut};

@@ -77,13 +77,30 @@ impl TensorInfo {
     }
 }
 
-/// An owned tensor: zero-initialised, its first byte aligned to 64.
-#[derive(Debug, Clone)]
+/// An owned tensor: zero-initialised, its first byte aligned to 64 (or as an engine's own memory is).
+#[derive(Debug)]
 pub struct Tensor {
     info: TensorInfo,
-    /// 64-byte blocks, so that the alignment holds without unsafe code.
-    blocks: Vec<Block>,
+    storage: Storage,
     bytes: usize,
+}
+
+/// Where a tensor's elements are.
+#[derive(Debug)]
+enum Storage {
+    /// 64-byte blocks, so that the alignment holds without unsafe code.
+    Blocks(Vec<Block>),
+    /// Memory that an engine gave.
+    Device(Box<dyn DeviceMemory>),
+}
+
+/// Memory of an engine that can be used like any other, e.g. memory that a processor shares. Freed when dropped.
+pub trait DeviceMemory: std::fmt::Debug + Send + Sync {
+    /// The bytes; always the same ones.
+    fn bytes(&self) -> &[u8];
+
+    /// The bytes, writable.
+    fn bytes_mut(&mut self) -> &mut [u8];
 }
 
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -101,7 +118,21 @@ impl Tensor {
         let count = bytes.div_ceil(64);
         // The system's own zero pages: a long context costs memory only as far as it is used.
         let blocks = bytemuck::allocation::try_zeroed_vec(count).map_err(|()| too_big())?;
-        Ok(Self { info, blocks, bytes })
+        Ok(Self { info, storage: Storage::Blocks(blocks), bytes })
+    }
+
+    /// A tensor in memory that an engine gave; the memory must be zeroed and may be longer than the tensor.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is shorter.
+    pub fn in_memory(info: TensorInfo, memory: Box<dyn DeviceMemory>) -> Result<Self> {
+        match info.size_bytes() {
+            Some(bytes) if bytes <= memory.bytes().len() => Ok(Self { info, storage: Storage::Device(memory), bytes }),
+            _ => {
+                let have = memory.bytes().len();
+                Err(Error::invalid(format!("tensor {} {:?} does not fit {have} bytes", info.name, info.shape)))
+            }
+        }
     }
 
     /// An f32 tensor with the given values.
@@ -131,12 +162,15 @@ impl Tensor {
 
     /// The raw bytes.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.blocks)[..self.bytes]
+        match &self.storage {
+            Storage::Blocks(blocks) => &bytemuck::cast_slice(blocks)[..self.bytes],
+            Storage::Device(memory) => &memory.bytes()[..self.bytes],
+        }
     }
 
     /// The raw bytes, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.blocks)[..self.bytes]
+        self.storage.bytes_mut(self.bytes)
     }
 
     /// Borrow as a view.
@@ -146,13 +180,31 @@ impl Tensor {
 
     /// Borrow as a writable view.
     pub fn view_mut(&mut self) -> TensorViewMut<'_> {
-        let bytes = &mut bytemuck::cast_slice_mut(&mut self.blocks)[..self.bytes];
+        let bytes = self.storage.bytes_mut(self.bytes);
         TensorViewMut { dtype: self.info.dtype, shape: &self.info.shape, bytes }
     }
 
     /// The elements as `T`; see [`TensorView::as_slice`].
     pub fn as_slice<T: bytemuck::Pod>(&self) -> Result<&[T]> {
         self.view().as_slice()
+    }
+}
+
+impl Storage {
+    fn bytes_mut(&mut self, bytes: usize) -> &mut [u8] {
+        match self {
+            Storage::Blocks(blocks) => &mut bytemuck::cast_slice_mut(blocks)[..bytes],
+            Storage::Device(memory) => &mut memory.bytes_mut()[..bytes],
+        }
+    }
+}
+
+/// A copy is in ordinary memory, wherever the original is.
+impl Clone for Tensor {
+    fn clone(&self) -> Self {
+        let mut blocks = vec![<Block as bytemuck::Zeroable>::zeroed(); self.bytes.div_ceil(64)];
+        bytemuck::cast_slice_mut(&mut blocks)[..self.bytes].copy_from_slice(self.bytes());
+        Self { info: self.info.clone(), storage: Storage::Blocks(blocks), bytes: self.bytes }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Everything is read from the signatures, never from flags or names of models, and checked to agree between the
 //! graphs, so that the rest of the runner can rely on it.
 
+use super::logits::is_logits;
 use super::mask;
 use crate::engine::GraphSignature;
 use crate::error::{Error, Result};
@@ -39,26 +40,34 @@ pub struct LayerShape {
 pub struct StepGraph {
     /// Index in [`LoadedComponent::graphs`](crate::engine::LoadedComponent::graphs).
     pub index: usize,
-    /// Its name.
+    /// Graph name.
     pub name: String,
-    /// AR: rows of a block.
+    /// AR: tokens of a block.
     pub ar: usize,
-    /// C = CL - AR: cache slots it sees.
+    /// C: cache slots the graph sees, CL - AR. 0 for a graph without cache, which takes the whole text at once.
     pub cache_slots: usize,
-    /// What input 0 is.
+    /// What input 0 holds.
     pub takes: StepInput,
-    /// Input 0: token ids, i32 or i64 `[1, AR]`, or hidden states, f32 `[1, AR, E]`.
+    /// Token ids `[1, AR]` (i32 or i64), or hidden states `[1, AR, E]` (f32).
     pub input: TensorInfo,
     /// Mask of full-attention layers.
     pub mask: TensorInfo,
     /// Mask of sliding layers.
     pub window_mask: Option<TensorInfo>,
-    /// Positions, i32 `[1, AR]`.
-    pub positions: TensorInfo,
-    /// Caches, K of all layers `[1, H, D, C]`, then V of all layers `[1, H, C, D]`.
+    /// Positions, i32 `[1, AR]`; graphs without cache have none.
+    pub positions: Option<TensorInfo>,
+    /// Caches, K of all layers `[1, H, D, C]`, then V of all layers `[1, H, C, D]`. Older files have a cache a head:
+    /// `[1, D, C]` and `[1, C, D]`, which here count as layers of one head.
     pub caches: Vec<TensorInfo>,
     /// `[1, AR, V]`, then the block's K `[1, H, D, AR]` and V `[1, H, AR, D]` of all layers.
     pub outputs: Vec<TensorInfo>,
+}
+
+impl StepGraph {
+    /// Whether the graph has a KV cache. One without takes the whole text at once (BERT-like).
+    pub fn has_cache(&self) -> bool {
+        self.positions.is_some()
+    }
 }
 
 /// What a graph is fed with.
@@ -74,21 +83,52 @@ impl DecoderContract {
     /// Derive the contract from the graphs of a component.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for decoders of a kind this runner cannot drive (no KV cache, quantized logits); [`Error::InvalidArgument`] for graphs that break the contract or disagree. Both name graph and tensor.
+    /// [`Error::Unsupported`] for element types this runner cannot drive; [`Error::InvalidArgument`] for graphs that break
+    /// the contract or disagree. Both name graph and tensor.
     pub fn from_graphs(signatures: &[GraphSignature]) -> Result<Self> {
+        Self::from_selected(signatures, &|_| true)
+    }
+
+    /// As [`from_graphs`](Self::from_graphs), of the graphs whose signature `wanted` accepts.
+    ///
+    /// # Errors
+    /// As [`from_graphs`](Self::from_graphs).
+    pub fn from_selected(signatures: &[GraphSignature], wanted: &dyn Fn(&GraphSignature) -> bool) -> Result<Self> {
         let mut graphs = Vec::new();
-        for (index, signature) in signatures.iter().enumerate() {
+        for (index, signature) in signatures.iter().enumerate().filter(|(_, signature)| wanted(signature)) {
             graphs.push(Reader::new(index, signature).read()?);
         }
         graphs.sort_by_key(|graph| graph.ar);
-        let Some(first) = graphs.first() else {
+        // A graph without cache says nothing of layers: the first one with a cache speaks for all.
+        let Some(first) = graphs.iter().find(|graph| graph.has_cache()).or_else(|| graphs.first()) else {
             return Err(Error::invalid("the text decoder has no graphs"));
         };
         let contract = shape_of(first);
         for graph in &graphs {
             contract.check_agrees(first, &shape_of(graph), graph)?;
+            contract.check_commits(graph)?;
         }
         Ok(Self { graphs, ..contract })
+    }
+
+    /// A graph without cache beside others must say what its K and V are, or its tokens could not be gone on from.
+    fn check_commits(&self, graph: &StepGraph) -> Result<()> {
+        let layers = self.layers.iter();
+        let sizes: Vec<usize> = layers.map(|layer| layer.heads * layer.head_dim * graph.ar).collect();
+        let expected = sizes.iter().chain(&sizes).copied().map(Some);
+        let found = graph.outputs.iter().skip(1).map(TensorInfo::element_count);
+        if graph.has_cache() || self.layers.is_empty() || expected.eq(found) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "graph {} of the text decoder has no KV cache, and its outputs are not the K and V of the other graphs' layers",
+            graph.name
+        )))
+    }
+
+    /// Whether the graphs keep a KV cache. Without one every step computes the whole text again.
+    pub fn has_cache(&self) -> bool {
+        self.graphs.iter().any(StepGraph::has_cache)
     }
 
     /// E, if the graphs take hidden states.
@@ -97,9 +137,13 @@ impl DecoderContract {
         input.input.shape.last().copied()
     }
 
-    /// Number of tokens the KV cache can hold: what the graph with the smallest block sees.
+    /// Number of tokens that can be committed: what the graph with the smallest block sees of the KV cache; without a
+    /// cache all but the newest of the context.
     pub fn cache_slots(&self) -> usize {
-        self.graphs.iter().map(|graph| graph.cache_slots).max().unwrap_or(0)
+        match self.has_cache() {
+            true => self.graphs.iter().map(|graph| graph.cache_slots).max().unwrap_or(0),
+            false => self.context_length.saturating_sub(1),
+        }
     }
 
     /// Bytes of the KV cache of all layers.
@@ -117,12 +161,13 @@ impl DecoderContract {
             ("first input", width(first), width(graph)),
             ("context length", self.context_length.to_string(), other.context_length.to_string()),
             ("vocabulary", self.vocabulary.to_string(), other.vocabulary.to_string()),
+            ("window mask", self.has_window_mask.to_string(), other.has_window_mask.to_string()),
             ("KV element type", self.kv_dtype.name().into(), other.kv_dtype.name().into()),
             ("number of layers", self.layers.len().to_string(), other.layers.len().to_string()),
             ("KV shape of the layers", format!("{:?}", self.layers), format!("{:?}", other.layers)),
-            ("window mask", self.has_window_mask.to_string(), other.has_window_mask.to_string()),
         ];
-        match differing.into_iter().find(|(_, a, b)| a != b) {
+        let comparable = if graph.has_cache() || !first.has_cache() { differing.len() } else { 4 };
+        match differing.into_iter().take(comparable).find(|(_, a, b)| a != b) {
             None => Ok(()),
             Some((what, a, b)) => Err(Error::invalid(format!(
                 "graphs {} and {} of the text decoder disagree on the {what}: {a} and {b}",
@@ -138,6 +183,7 @@ fn shape_of(graph: &StepGraph) -> DecoderContract {
     let keys = graph.caches.get(..layer_count).unwrap_or_default();
     let layers = keys.iter().filter_map(|info| match info.shape[..] {
         [1, heads, head_dim, _] => Some(LayerShape { heads, head_dim }),
+        [1, head_dim, _] => Some(LayerShape { heads: 1, head_dim }),
         _ => None,
     });
     let vocabulary = graph.outputs.first().and_then(|logits| logits.shape.last()).copied().unwrap_or(0);
@@ -167,25 +213,31 @@ impl<'a> Reader<'a> {
         let mask = self.input(1, "attention mask")?;
         let (ar, context) = self.block_and_context(mask)?;
         let takes = self.check_first_input(input, ar)?;
-        let second = self.input(2, "positions")?;
-        let window_mask = (second.dtype == mask.dtype && second.shape == mask.shape).then_some(second);
-        let first_cache = if window_mask.is_some() { 4 } else { 3 };
-        let positions = self.input(first_cache - 1, "positions")?;
-        self.expect(positions, DType::I32, &[1, ar])?;
-        let caches = self.signature.inputs.get(first_cache..).unwrap_or_default();
-        let cache_slots = context - ar;
-        self.check_kv(caches, ar, cache_slots)?;
+        self.check_logits(ar)?;
+        let second = self.signature.inputs.get(2);
+        let window_mask = second.filter(|second| second.dtype == mask.dtype && second.shape == mask.shape);
+        let next = if window_mask.is_some() { 3 } else { 2 };
+        let (positions, caches) = if ar == context {
+            self.check_no_cache(next)?;
+            (None, Vec::new())
+        } else {
+            let positions = self.input(next, "positions")?;
+            self.expect(positions, DType::I32, &[1, ar])?;
+            let caches = self.signature.inputs.get(next + 1..).unwrap_or_default();
+            self.check_kv(caches, ar, context - ar)?;
+            (Some(positions.clone()), caches.to_vec())
+        };
         Ok(StepGraph {
             index: self.index,
             name: self.signature.name.clone(),
             ar,
-            cache_slots,
+            cache_slots: context - ar,
             takes,
             input: input.clone(),
             mask: mask.clone(),
             window_mask: window_mask.cloned(),
-            positions: positions.clone(),
-            caches: caches.to_vec(),
+            positions,
+            caches,
             outputs: self.signature.outputs.clone(),
         })
     }
@@ -200,14 +252,28 @@ impl<'a> Reader<'a> {
             _ => return Err(self.error(format!("mask {} has shape {:?}, not [1, 1, AR, CL]", mask.name, mask.shape))),
         };
         mask::check_dtype(mask)?;
-        if ar == context {
-            return Err(Error::Unsupported(format!(
-                "graph {}: a block of {ar} tokens fills the whole context of {context}: it has no KV cache and cannot \
-                 hold a conversation",
-                self.signature.name
-            )));
-        }
         Ok((ar, context))
+    }
+
+    /// A block that fills the whole context has tokens and masks only, and may say what its K and V are.
+    fn check_no_cache(&self, inputs: usize) -> Result<()> {
+        let (have, outputs) = (self.signature.inputs.len(), self.signature.outputs.len());
+        if have == inputs && outputs % 2 == 1 {
+            return Ok(());
+        }
+        Err(self.error(format!(
+            "its block fills the whole context, so it takes {inputs} inputs and no KV cache, and gives logits and perhaps \
+             a K and a V a layer; it has {have} inputs and {outputs} outputs"
+        )))
+    }
+
+    fn check_logits(&self, ar: usize) -> Result<()> {
+        let info = self.output(0)?;
+        if is_logits(info, ar) {
+            return Ok(());
+        }
+        let (dtype, shape) = (info.dtype.name(), &info.shape);
+        Err(self.error(format!("{} is {dtype} {shape:?}; logits are f32, u16 or u8 [1, {ar}, V]", info.name)))
     }
 
     fn check_first_input(&self, input: &TensorInfo, ar: usize) -> Result<StepInput> {
@@ -231,30 +297,28 @@ impl<'a> Reader<'a> {
                 caches.len()
             )));
         }
-        let logits = self.output(0)?;
-        if logits.dtype != DType::F32 {
-            return Err(Error::Unsupported(format!(
-                "graph {}: logits {} are {}, only f32 logits are supported",
-                self.signature.name,
-                logits.name,
-                logits.dtype.name()
-            )));
-        }
-        let vocabulary = logits.shape.last().copied().filter(|&v| v > 0);
-        let vocabulary = vocabulary.ok_or_else(|| self.error(format!("logits have shape {:?}", logits.shape)))?;
-        self.expect(logits, DType::F32, &[1, ar, vocabulary])?;
         let dtype = caches.first().map_or(DType::F32, |info| info.dtype);
+        if !matches!(dtype, DType::F32 | DType::U16 | DType::U8) {
+            let (name, dtype) = (&self.signature.name, dtype.name());
+            return Err(Error::Unsupported(format!("graph {name}: the KV cache is {dtype}; it may be f32, u16 or u8")));
+        }
         for (layer, (keys, values)) in caches.iter().zip(caches.iter().skip(layers)).take(layers).enumerate() {
-            let [1, heads, head_dim, _] = keys.shape[..] else {
-                return Err(self.error(format!("{} has shape {:?}, not [1, heads, dim, slots]", keys.name, keys.shape)));
+            let (heads, head_dim) = match keys.shape[..] {
+                [1, heads, head_dim, _] => (Some(heads), head_dim),
+                [1, head_dim, _] => (None, head_dim),
+                _ => {
+                    let (name, shape) = (&keys.name, &keys.shape);
+                    return Err(self.error(format!("{name} has shape {shape:?}, not [1, heads, dim, slots]")));
+                }
             };
-            if heads == 0 || head_dim == 0 {
+            if heads == Some(0) || head_dim == 0 {
                 return Err(self.error(format!("{} has shape {:?} without elements", keys.name, keys.shape)));
             }
-            self.expect(keys, dtype, &[1, heads, head_dim, slots])?;
-            self.expect(values, dtype, &[1, heads, slots, head_dim])?;
-            self.expect(self.output(1 + layer)?, dtype, &[1, heads, head_dim, ar])?;
-            self.expect(self.output(1 + layers + layer)?, dtype, &[1, heads, ar, head_dim])?;
+            let shape = |a: usize, b: usize| [1].into_iter().chain(heads).chain([a, b]).collect::<Vec<_>>();
+            self.expect(keys, dtype, &shape(head_dim, slots))?;
+            self.expect(values, dtype, &shape(slots, head_dim))?;
+            self.expect(self.output(1 + layer)?, dtype, &shape(head_dim, ar))?;
+            self.expect(self.output(1 + layers + layer)?, dtype, &shape(ar, head_dim))?;
         }
         Ok(())
     }
@@ -350,6 +414,56 @@ mod tests {
     }
 
     #[test]
+    fn quantized_logits_and_caches_are_accepted() {
+        let graphs = [graph("kv_forward", 1), graph("prefill_forward", 4)].map(|mut graph| {
+            graph.outputs[0].dtype = DType::U16;
+            let caches = graph.inputs.iter_mut().skip(3).chain(graph.outputs.iter_mut().skip(1));
+            caches.for_each(|info| info.dtype = DType::U8);
+            graph
+        });
+        let contract = DecoderContract::from_graphs(&graphs).expect("valid");
+        assert_eq!(contract.kv_dtype, DType::U8);
+    }
+
+    #[test]
+    fn older_files_have_a_cache_for_every_head() {
+        let mut old = graph("kv_forward", 1);
+        old.inputs.truncate(3);
+        old.outputs.truncate(1);
+        old.inputs[1].shape = vec![1, 1, 16];
+        for head in 0..2 {
+            old.inputs.push(info(&format!("k_cache_0_{head}"), DType::F32, &[1, 3, 15]));
+            old.outputs.push(info(&format!("k_out_0_{head}"), DType::F32, &[1, 3, 1]));
+        }
+        for head in 0..2 {
+            old.inputs.push(info(&format!("v_cache_0_{head}"), DType::F32, &[1, 15, 3]));
+            old.outputs.push(info(&format!("v_out_0_{head}"), DType::F32, &[1, 1, 3]));
+        }
+        let contract = DecoderContract::from_graphs(&[old]).expect("valid");
+        assert_eq!(contract.layers, [LayerShape { heads: 1, head_dim: 3 }; 2]);
+    }
+
+    /// A block of the whole context: no positions, no caches.
+    fn without_cache(kv_outputs: bool) -> GraphSignature {
+        let mut graph = graph("prefill_forward", 1);
+        graph.inputs = vec![info("tokens", DType::I32, &[1, 16]), info("mask", DType::F32, &[1, 1, 16, 16])];
+        graph.outputs = vec![info("logits", DType::F32, &[1, 16, 10])];
+        if kv_outputs {
+            graph.outputs.push(info("k_out_0", DType::F32, &[1, 2, 3, 16]));
+            graph.outputs.push(info("v_out_0", DType::F32, &[1, 2, 16, 3]));
+        }
+        graph
+    }
+
+    #[test]
+    fn graphs_without_cache_take_the_whole_context() {
+        let alone = DecoderContract::from_graphs(&[without_cache(false)]).expect("valid");
+        assert_eq!((alone.has_cache(), alone.cache_slots(), alone.layers.len()), (false, 15, 0));
+        let beside = DecoderContract::from_graphs(&[without_cache(true), graph("kv_forward", 1)]).expect("valid");
+        assert_eq!((beside.has_cache(), beside.cache_slots(), beside.layers.len()), (true, 15, 1));
+    }
+
+    #[test]
     fn disagreeing_graphs_are_named_with_both_values() {
         let vocabulary = refusal(|g| g.outputs[0].shape[2] = 11);
         assert_eq!(
@@ -371,14 +485,15 @@ mod tests {
         has(refusal(|g| g.inputs[3].shape = vec![1, 0, 3, 12]), &["k_cache_0", "without elements"]);
         has(refusal(|g| g.inputs[4].dtype = DType::U8), &["v_cache_0 is u8"]);
         has(refusal(|g| g.outputs[2].shape[2] = 5), &["v_out_0"]);
-        has(refusal(|g| g.outputs[0].dtype = DType::U16), &["logits logits are u16"]);
+        has(refusal(|g| g.outputs[0].dtype = DType::I16), &["logits is i16", "f32, u16 or u8"]);
+        has(refusal(|g| g.outputs[0].shape[1] = 3), &["logits is f32 [1, 3, 10]", "[1, 4, V]"]);
         has(refusal(|g| drop(g.inputs.pop())), &["1 KV caches in"]);
         has(
             refusal(|g| g.inputs[0] = info("hidden_states", DType::F32, &[1, 4, 8])),
             &["disagree on the first input: token ids and hidden states of 8"],
         );
         has(refusal(|g| g.inputs[0] = info("hidden_states", DType::F32, &[1, 3, 8])), &["hidden_states", "[1, 4, 8]"]);
-        has(refusal(|g| g.inputs[1].shape = vec![1, 1, 16, 16]), &["no KV cache"]);
+        has(refusal(|g| g.inputs[1].shape = vec![1, 1, 16, 16]), &["tokens is i32 [1, 4]", "i32 [1, 16]"]);
         assert!(DecoderContract::from_graphs(&[]).is_err());
     }
 }

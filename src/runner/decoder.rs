@@ -1,16 +1,64 @@
 //! The text decoder: a loaded component, its KV cache and masks, driven block by block.
 
-use super::contract::{DecoderContract, StepGraph, StepInput};
+use super::attention_sink::AttentionSink;
+use super::contract::{DecoderContract, StepGraph};
 use super::event::Flow;
 use super::kv_store::KvStore;
-use super::mask::AttentionMask;
+use super::logits::LogitsEncoding;
+use super::lookahead::{Lookahead, LookaheadOptions, LookaheadStats};
+use super::requant::{Requant, RequantRounding};
 use super::sequence::Sequence;
+use super::step::{PREFILL_GRAPH, Step};
 use super::token_embedding::TokenEmbedding;
 use crate::engine::{ExecuteOptions, LoadedComponent};
 use crate::error::{Error, Result};
-use crate::graph::{DType, Tensor, TensorInfo, TensorView};
+use crate::graph::DType;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::time::Instant;
+
+/// Name of the graph that decodes.
+const KV_GRAPH: &str = "kv_forward";
+
+/// Which graphs of a decoder run, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecodingMode {
+    /// Every graph there is: prompts in the largest blocks that fit, replies in the smallest.
+    #[default]
+    Auto,
+    /// The graph `kv_forward` alone, for prompts too.
+    Kv,
+    /// `prefill_forward` and `kv_forward`, which must both be there.
+    Hybrid,
+    /// Several tokens guessed and verified a call; the text is that of the other modes.
+    Lookahead(LookaheadOptions),
+}
+
+/// What a decoder is made of.
+pub struct DecoderParts {
+    /// The loaded text decoder.
+    pub component: Box<dyn LoadedComponent>,
+    /// Ids to hidden states; needed if, and only if, the graphs take those instead of ids.
+    pub embedding: Option<TokenEmbedding>,
+    /// The loaded evictor of an attention sink: the conversation may then be longer than the context.
+    pub evictor: Option<Box<dyn LoadedComponent>>,
+    /// The sliding window in tokens (a token sees itself and `window - 1` before it), where the graphs take a window mask.
+    /// `None`: what the program's constant `get_sliding_window` says.
+    pub window: Option<usize>,
+    /// Which graphs run.
+    pub mode: DecodingMode,
+    /// How the KV cache is re-quantized, in files that ask for it.
+    pub requant: RequantRounding,
+}
+
+impl DecoderParts {
+    /// A decoder that takes token ids, everything else as the program says.
+    pub fn new(component: Box<dyn LoadedComponent>) -> Self {
+        let (mode, requant) = (DecodingMode::default(), RequantRounding::default());
+        Self { component, embedding: None, evictor: None, window: None, mode, requant }
+    }
+}
 
 /// Prefill and decode over one KV cache. All tensors are allocated once, at creation.
 ///
@@ -23,23 +71,24 @@ pub struct Decoder {
     contract: DecoderContract,
     kv: KvStore,
     steps: Vec<Step>,
+    /// With an attention sink some of it may have been evicted from the cache: what lies behind the sink.
     committed: Sequence,
-    /// Where the logits of the newest token are: which step's output, which row.
-    newest: Option<(usize, usize)>,
+    /// The step whose selected row of logits is that of the newest token.
+    newest: Option<usize>,
     poisoned: Option<String>,
     engine_ms: f64,
+    /// Ids from here on are not the decoder's.
+    vocabulary: usize,
+    logits_encoding: Option<LogitsEncoding>,
+    lookahead: Option<Ahead>,
+    sink: Option<AttentionSink>,
+    recorded: Option<Vec<u8>>,
 }
 
-/// One graph with its inputs and outputs.
-struct Step {
-    graph: StepGraph,
-    /// Ids, or hidden states.
-    input: Tensor,
-    mask: AttentionMask,
-    window_mask: Option<AttentionMask>,
-    positions: Tensor,
-    logits: Tensor,
-    kv_out: Vec<Tensor>,
+/// Lookahead on the graph of step `step`.
+struct Ahead {
+    step: usize,
+    lookahead: Lookahead,
 }
 
 /// Called after each block with the tokens done and the tokens to do.
@@ -49,37 +98,61 @@ pub type Progress<'a> = dyn FnMut(usize, usize) -> Flow + 'a;
 pub type EachRow<'a> = dyn FnMut(usize, &[f32]) -> Result<Flow> + 'a;
 
 impl Decoder {
-    /// Set a decoder up that takes token ids. `window` is the sliding window in tokens (a token sees itself and
-    /// `window - 1` before it); it is needed if, and only if, the graphs take a window mask.
+    /// Set a decoder up that takes token ids; `window` as in [`DecoderParts::window`].
     ///
     /// # Errors
-    /// Those of [`DecoderContract::from_graphs`]; [`Error::InvalidArgument`] if the window or the token embedding is
-    /// missing or the memory cannot be had.
+    /// As [`from_parts`](Self::from_parts).
     pub fn new(component: Box<dyn LoadedComponent>, window: Option<usize>) -> Result<Self> {
-        Self::with_embedding(component, None, window)
+        Self::from_parts(DecoderParts { window, ..DecoderParts::new(component) })
     }
 
-    /// Set a decoder up. `embedding` turns ids into the hidden states it takes; it is needed if, and only if, the graphs
-    /// take those instead of ids.
+    /// Set a decoder up.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and if the two components do not fit together (both sizes are named).
-    pub fn with_embedding(
-        component: Box<dyn LoadedComponent>,
-        embedding: Option<TokenEmbedding>,
-        window: Option<usize>,
-    ) -> Result<Self> {
-        let contract = DecoderContract::from_graphs(component.graphs())?;
+    /// Those of [`DecoderContract::from_graphs`]; [`Error::InvalidArgument`] if a part is missing or does not fit another
+    /// (both sizes are named), a graph of the mode is not there, or the memory cannot be had.
+    pub fn from_parts(parts: DecoderParts) -> Result<Self> {
+        let DecoderParts { component, embedding, evictor, window, mode, requant } = parts;
+        let mut contract = DecoderContract::from_graphs(component.graphs())?;
+        select_graphs(&mut contract, mode)?;
         check_embedding(&contract, embedding.as_ref())?;
-        if contract.has_window_mask && window.is_none() {
-            return Err(Error::invalid(
-                "the text decoder takes a sliding-window mask, but its window size is not known",
-            ));
+        let constants = component.constants();
+        let window = match contract.has_window_mask {
+            true => Some(window_size(component.as_ref(), &contract, window)?),
+            false => None,
+        };
+        let allocate = |info: &crate::graph::TensorInfo| component.allocate(info);
+        let conversion = Requant::from_constants(constants, &contract, requant)?;
+        let mut kv = KvStore::new(&contract, conversion, &allocate)?;
+        let logits_encoding = LogitsEncoding::from_constants(constants)?;
+        let steps = contract.graphs.iter().map(|graph| Step::new(graph, window, logits_encoding, &allocate));
+        let steps = steps.collect::<Result<Vec<_>>>()?;
+        let lookahead = match mode {
+            DecodingMode::Lookahead(options) => Some(Ahead::new(options, &contract.graphs)?),
+            _ => None,
+        };
+        let least_batch = lookahead.as_ref().map_or(1, |ahead| ahead.lookahead.ngram());
+        let sink = evictor.map(|evictor| AttentionSink::new(evictor, &contract, least_batch)).transpose()?;
+        if sink.is_some() {
+            kv.reserve_spare(&contract, &allocate)?;
         }
-        let kv = KvStore::new(&contract)?;
-        let steps = contract.graphs.iter().map(|graph| Step::new(graph, window)).collect::<Result<_>>()?;
-        let (committed, newest, poisoned) = (Sequence::default(), None, None);
-        Ok(Self { component, embedding, contract, kv, steps, committed, newest, poisoned, engine_ms: 0.0 })
+        let vocabulary = constants.count("get_vocab_size")?.unwrap_or(usize::MAX).min(contract.vocabulary);
+        Ok(Self {
+            embedding,
+            contract,
+            kv,
+            steps,
+            committed: Sequence::default(),
+            newest: None,
+            poisoned: None,
+            engine_ms: 0.0,
+            vocabulary,
+            logits_encoding,
+            lookahead,
+            sink,
+            recorded: None,
+            component,
+        })
     }
 
     /// The shapes the graphs agree on.
@@ -100,6 +173,37 @@ impl Decoder {
     /// Most tokens of a conversation: those the cache holds, and a newest one that is not committed.
     pub fn context_capacity(&self) -> usize {
         self.kv.capacity() + 1
+    }
+
+    /// Whether the conversation may be longer than that, because an attention sink evicts what is in the middle.
+    pub fn is_unbounded(&self) -> bool {
+        self.sink.is_some()
+    }
+
+    /// Tokens that an attention sink has evicted from the cache.
+    pub fn evicted_tokens(&self) -> usize {
+        self.committed.len() - self.kv.len()
+    }
+
+    /// How lookahead decoding went since creation; `None` in other modes.
+    pub fn lookahead_stats(&self) -> Option<LookaheadStats> {
+        self.lookahead.as_ref().map(|ahead| ahead.lookahead.stats())
+    }
+
+    /// Whether the logits are quantized and the program does not say how: their order is right, and nothing else.
+    pub fn has_unscaled_logits(&self) -> bool {
+        let quantized = self.contract.graphs.first().and_then(|graph| graph.outputs.first());
+        self.logits_encoding.is_none() && quantized.is_some_and(|logits| logits.dtype != DType::F32)
+    }
+
+    /// Keep the logits of every token that is computed from now on (`true`), as the graphs write them, or stop.
+    pub fn record_logits(&mut self, on: bool) {
+        self.recorded = on.then(Vec::new);
+    }
+
+    /// What was recorded since the last call: rows `[V]` of the logits' element type, in the order they were computed.
+    pub fn take_recorded_logits(&mut self) -> Vec<u8> {
+        self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// The token embedding, where the decoder takes hidden states.
@@ -134,8 +238,7 @@ impl Decoder {
 
     /// Logits `[V]` of the newest committed token; `None` before the first, and after `rewind` or `reset`.
     pub fn logits(&self) -> Option<&[f32]> {
-        let (step, row) = self.newest?;
-        self.steps.get(step)?.logits_row(row, self.contract.vocabulary)
+        self.steps.get(self.newest?)?.logits.current()
     }
 
     /// Process and commit `tokens`; afterwards [`logits`](Self::logits) are those of the last one.
@@ -168,29 +271,51 @@ impl Decoder {
         self.feed(&Sequence::from_ids(tokens.to_vec()), 0, Some(each_row), &mut |_, _| Flow::Continue)
     }
 
-    /// Process and commit one token.
+    /// Process and commit one token. In lookahead mode it may have been computed already.
     ///
     /// # Errors
     /// As [`prefill`](Self::prefill).
     pub fn decode(&mut self, token: u32) -> Result<()> {
-        self.feed(&Sequence::from_ids(vec![token]), 0, None, &mut |_, _| Flow::Continue).map(|_| ())
+        let sequence = Sequence::from_ids(vec![token]);
+        self.check_usable()?;
+        self.check_new(&sequence, 0)?;
+        if self.decode_ahead(token, &sequence)? {
+            return Ok(());
+        }
+        self.feed(&sequence, 0, None, &mut |_, _| Flow::Continue).map(|_| ())
     }
 
-    /// Forget all but the first `len` committed tokens. No effect if there are fewer.
-    pub fn rewind(&mut self, len: usize) {
+    /// Forget all but the first `len` committed tokens; no effect if there are fewer. Gives how many are left, which is
+    /// less than `len` where an attention sink has evicted some of them.
+    pub fn rewind(&mut self, len: usize) -> usize {
         if len < self.committed.len() {
-            self.committed.truncate(len);
-            self.kv.truncate(len);
-            self.newest = None;
+            let (sink, evicted) = (self.sink.as_ref().map_or(0, AttentionSink::sink), self.evicted_tokens());
+            // Behind the sink lie the latest tokens: either some of them stay, or none.
+            let (kept, cached) = match evicted {
+                0 => (len, len),
+                _ if len >= sink + evicted => (len, len - evicted),
+                _ => (len.min(sink), len.min(sink)),
+            };
+            self.committed.truncate(kept);
+            self.kv.truncate(cached);
+            self.go_on_elsewhere();
         }
+        self.committed.len()
     }
 
     /// Forget everything, a failure included.
     pub fn reset(&mut self) {
         self.committed.clear();
         self.kv.clear();
-        self.newest = None;
+        self.go_on_elsewhere();
         self.poisoned = None;
+    }
+
+    fn go_on_elsewhere(&mut self) {
+        self.newest = None;
+        if let Some(ahead) = &mut self.lookahead {
+            ahead.lookahead.forget_guesses();
+        }
     }
 
     /// Whether an engine call has failed since the last reset.
@@ -210,26 +335,26 @@ impl Decoder {
     ) -> Result<usize> {
         self.check_usable()?;
         self.check_new(sequence, from)?;
+        self.go_on_elsewhere();
         let total = sequence.len() - from;
         let mut done = 0;
         while done < total {
-            let step = self.choose_step(total - done)?;
-            let rows = self.steps.get(step).map_or(0, |step| step.graph.ar.min(total - done));
+            let (step, rows) = self.choose_step(total - done)?;
             let is_last = done + rows == total;
-            let wanted = match (each_row.is_some(), is_last) {
+            let wanted = match (each_row.is_some() || self.recorded.is_some(), is_last) {
                 (true, _) => 0..rows,
                 (false, true) => rows - 1..rows,
                 (false, false) => 0..0,
             };
-            self.run_block(step, sequence, from + done..from + done + rows, wanted)?;
+            let first_row = self.run_block(step, sequence, from + done..from + done + rows, wanted)?;
             if let Some(each_row) = each_row.as_mut()
-                && self.visit_rows(step, done, rows, each_row)? == Flow::Stop
+                && self.visit_rows(step, first_row, done, rows, each_row)? == Flow::Stop
             {
                 return Ok(done + rows);
             }
             done += rows;
-            if !is_last {
-                self.newest = None;
+            if is_last {
+                self.select_newest(step, first_row + rows - 1)?;
             }
             if progress(done, total) == Flow::Stop {
                 break;
@@ -238,14 +363,30 @@ impl Decoder {
         Ok(done)
     }
 
-    fn visit_rows(&self, step: usize, first: usize, rows: usize, each_row: &mut EachRow<'_>) -> Result<Flow> {
+    fn visit_rows(
+        &mut self,
+        step: usize,
+        first_row: usize,
+        done: usize,
+        rows: usize,
+        each_row: &mut EachRow<'_>,
+    ) -> Result<Flow> {
+        let Some(step) = self.steps.get_mut(step) else { return Ok(Flow::Continue) };
         for row in 0..rows {
-            let logits = self.steps.get(step).and_then(|step| step.logits_row(row, self.contract.vocabulary));
-            if each_row(first + row, logits.unwrap_or_default())? == Flow::Stop {
+            step.logits.select(first_row + row)?;
+            if each_row(done + row, step.logits.current().unwrap_or_default())? == Flow::Stop {
                 return Ok(Flow::Stop);
             }
         }
         Ok(Flow::Continue)
+    }
+
+    fn select_newest(&mut self, index: usize, row: usize) -> Result<()> {
+        if let Some(step) = self.steps.get_mut(index) {
+            step.logits.select(row)?;
+            self.newest = Some(index);
+        }
+        Ok(())
     }
 
     fn check_new(&self, sequence: &Sequence, from: usize) -> Result<()> {
@@ -257,7 +398,7 @@ impl Decoder {
         self.check_rows(sequence, from)?;
         // One more than is fed, so that the token sampled next belongs to the same conversation.
         let (needed, capacity) = (self.committed.len() + new.len() + 1, self.context_capacity());
-        if needed > capacity {
+        if needed > capacity && !self.is_unbounded() {
             return Err(Error::ContextFull { what: "the conversation".into(), needed, capacity });
         }
         Ok(())
@@ -285,7 +426,7 @@ impl Decoder {
     /// # Errors
     /// [`Error::InvalidArgument`] naming the id and the size of the vocabulary.
     pub(super) fn check_ids(&self, tokens: &[u32]) -> Result<()> {
-        let vocabulary = self.contract.vocabulary;
+        let vocabulary = self.vocabulary;
         match tokens.iter().find(|&&id| id as usize >= vocabulary) {
             None => Ok(()),
             Some(id) => {
@@ -294,51 +435,194 @@ impl Decoder {
         }
     }
 
-    /// The graph for the next block: the smallest block that takes all the `remaining` tokens, or else the largest,
-    /// among the graphs whose cache columns reach over what is committed. Towards the end of the context only the
-    /// graph with the smallest block is left, which makes the whole cache usable.
-    fn choose_step(&self, remaining: usize) -> Result<usize> {
-        let past = self.committed.len();
-        let usable = || self.steps.iter().enumerate().filter(move |(_, step)| step.graph.cache_slots >= past);
-        let fitting = usable().find(|(_, step)| step.graph.ar >= remaining);
-        let chosen = fitting.or_else(|| usable().next_back()).map(|(index, _)| index);
-        chosen.ok_or_else(|| Error::internal(format!("no graph reaches over {past} committed tokens")))
+    /// The graph for the next block and how many of the `remaining` tokens it takes: the smallest block that takes all of
+    /// them, or else the largest, among the graphs whose cache columns reach over what is cached. Towards the end of the
+    /// context only the graph with the smallest block is left, which makes the whole cache usable.
+    fn choose_step(&self, remaining: usize) -> Result<(usize, usize)> {
+        let past = self.kv.len();
+        let room = |graph: &StepGraph| match (graph.has_cache(), self.contract.has_cache()) {
+            (true, _) => (graph.cache_slots >= past || self.sink.is_some()).then_some(graph.ar),
+            // Beside others a graph without cache can only begin a text; alone it computes all of it again.
+            (false, true) => (past == 0).then_some(graph.ar),
+            (false, false) => graph.ar.checked_sub(past).filter(|&room| room > 0),
+        };
+        let usable = || self.steps.iter().enumerate().filter_map(|(index, step)| Some((index, room(&step.graph)?)));
+        let fitting = usable().find(|&(_, room)| room >= remaining);
+        let chosen = fitting.or_else(|| usable().max_by_key(|&(index, room)| (room, index)));
+        let (index, room) = chosen.ok_or_else(|| Error::internal(format!("no graph reaches over {past} tokens")))?;
+        Ok((index, room.min(remaining)))
     }
 
-    /// Compute and commit positions `block` of `sequence`.
+    /// Compute and commit positions `block` of `sequence`. Gives the row of the graph's block that the first is in.
     fn run_block(
         &mut self,
         index: usize,
         sequence: &Sequence,
         block: Range<usize>,
         logits_rows: Range<usize>,
-    ) -> Result<()> {
-        let past = self.committed.len();
-        let Some(step) = self.steps.get_mut(index) else {
-            return Err(Error::internal(format!("there is no step {index}")));
-        };
-        let rows = block.len();
-        self.kv.set_stride(step.graph.cache_slots)?;
-        self.newest = None;
+    ) -> Result<usize> {
+        let step_size = self.steps.get(index).map_or(1, |step| step.graph.ar);
+        self.make_room(index, step_size)?;
+        let past = self.kv.len();
+        let step = self.steps.get_mut(index).ok_or_else(|| Error::internal(format!("there is no step {index}")))?;
+        // Without a cache everything before is part of the block.
+        let whole = (!step.graph.has_cache()).then(|| {
+            let mut whole = self.committed.clone();
+            whole.extend_from(sequence, block.start, block.end);
+            whole
+        });
+        let (text, rows) = whole.as_ref().map_or((sequence, block.clone()), |whole| (whole, 0..whole.len()));
+        let first_row = rows.len() - block.len();
+        if step.graph.has_cache() {
+            self.kv.set_stride(step.graph.cache_slots)?;
+            self.kv.convert_to(step.domain);
+        }
         let started = Instant::now();
-        let outcome = step.prepare(sequence, block.clone(), past, self.embedding.as_mut()).and_then(|()| {
-            let options = ExecuteOptions { valid_rows: Some(rows), logits_rows: Some(logits_rows) };
+        let outcome = step.prepare(text, rows.clone(), past, self.embedding.as_mut()).and_then(|()| {
+            let logits_rows = logits_rows.start + first_row..logits_rows.end + first_row;
+            let options = ExecuteOptions { valid_rows: Some(rows.len()), logits_rows: Some(logits_rows) };
             step.execute(self.component.as_mut(), &self.kv, &options)
         });
-        self.engine_ms += started.elapsed().as_secs_f64() * 1000.0;
-        if let Err(error) = outcome {
-            self.poisoned = Some(error.to_string());
-            return Err(error);
+        self.finish_call(outcome, started)?;
+        self.record(index, first_row..rows.len());
+        self.commit(index, first_row..rows.len(), sequence, block)?;
+        Ok(first_row)
+    }
+
+    /// Take `token` from the guesses of the last call, or make new ones with it. `false`: neither is possible here.
+    fn decode_ahead(&mut self, token: u32, sequence: &Sequence) -> Result<bool> {
+        let Some(Ahead { step: index, lookahead }) = &mut self.lookahead else { return Ok(false) };
+        let index = *index;
+        if let Some(row) = lookahead.accept(token) {
+            self.commit(index, row..row + 1, sequence, 0..1)?;
+            self.record(index, row..row + 1);
+            return self.select_newest(index, row).map(|()| true);
         }
-        if past + rows > step.graph.cache_slots {
+        let ngram = lookahead.ngram();
+        self.make_room(index, ngram)?;
+        let past = self.kv.len();
+        let (Some(step), Some(Ahead { lookahead, .. })) = (self.steps.get_mut(index), &mut self.lookahead) else {
+            return Err(Error::internal(format!("there is no step {index}")));
+        };
+        if past > step.graph.cache_slots {
+            return Ok(false);
+        }
+        let block = lookahead.block(token, &self.committed.text_ids());
+        self.kv.set_stride(step.graph.cache_slots)?;
+        self.kv.convert_to(step.domain);
+        let started = Instant::now();
+        let outcome = step.prepare_tree(&block.ids, &block.tree, past, self.embedding.as_mut()).and_then(|()| {
+            let options = ExecuteOptions { valid_rows: Some(block.ids.len()), logits_rows: None };
+            step.execute(self.component.as_mut(), &self.kv, &options)
+        });
+        let outcome = outcome.and_then(|()| {
+            let next_level = lookahead.last_level().map(|row| step.logits.argmax(row)).collect::<Result<_>>()?;
+            lookahead.learn(next_level);
+            Ok(())
+        });
+        self.finish_call(outcome, started)?;
+        self.commit(index, 0..1, sequence, 0..1)?;
+        self.record(index, 0..1);
+        self.select_newest(index, 0).map(|()| true)
+    }
+
+    /// With an attention sink: evict until `step` more tokens fit behind what is cached.
+    fn make_room(&mut self, index: usize, step: usize) -> Result<()> {
+        let Some(sink) = &mut self.sink else { return Ok(()) };
+        let widest = self.steps.iter().enumerate().max_by_key(|(_, step)| step.graph.cache_slots);
+        let widest = widest.map_or(index, |(widest, _)| widest);
+        while self.steps.get(index).is_some_and(|own| sink.is_due(self.kv.len(), step, &own.graph)) {
+            // The layout of the graph that comes next may be too narrow for what has to be moved.
+            let fits = self.steps.get(index).is_some_and(|own| own.graph.cache_slots >= self.kv.len());
+            let chosen = if fits { index } else { widest };
+            let Some(layout) = self.steps.get(chosen) else { break };
+            self.kv.set_stride(layout.graph.cache_slots)?;
+            self.kv.convert_to(layout.domain);
+            let before = self.kv.len();
+            let started = Instant::now();
+            let outcome = sink.evict(&mut self.kv, chosen, &layout.graph);
+            self.engine_ms += started.elapsed().as_secs_f64() * 1000.0;
+            if let Err(error) = outcome {
+                self.poisoned = Some(error.to_string());
+                return Err(error);
+            }
+            if self.kv.len() == before {
+                return Err(Error::internal(format!("an eviction removed none of {before} tokens")));
+            }
+        }
+        Ok(())
+    }
+
+    /// An engine call is over.
+    fn finish_call(&mut self, outcome: Result<()>, started: Instant) -> Result<()> {
+        self.engine_ms += started.elapsed().as_secs_f64() * 1000.0;
+        outcome.inspect_err(|error| self.poisoned = Some(error.to_string()))
+    }
+
+    /// Commit rows `rows` of a step's outputs, which are positions `block` of `sequence`.
+    fn commit(&mut self, index: usize, rows: Range<usize>, sequence: &Sequence, block: Range<usize>) -> Result<()> {
+        let step = self.steps.get(index).ok_or_else(|| Error::internal(format!("there is no step {index}")))?;
+        if self.kv.len() + rows.len() > step.graph.cache_slots {
             // The block was computed at a narrow stride, but its tokens lie beyond it.
             self.kv.set_stride(self.kv.capacity())?;
         }
-        self.kv.commit(&step.kv_out, step.graph.ar, rows)?;
+        self.kv.commit(&step.kv_out, step.graph.ar, rows, step.domain)?;
         self.committed.extend_from(sequence, block.start, block.end);
-        self.newest = Some((index, rows - 1));
         Ok(())
     }
+
+    fn record(&mut self, index: usize, rows: Range<usize>) {
+        if let (Some(recorded), Some(step)) = (&mut self.recorded, self.steps.get(index)) {
+            rows.for_each(|row| recorded.extend_from_slice(step.logits.raw_row(row)));
+        }
+    }
+}
+
+impl Ahead {
+    fn new(options: LookaheadOptions, graphs: &[StepGraph]) -> Result<Self> {
+        let rows = options.rows()?;
+        let cached = || graphs.iter().enumerate().filter(|(_, graph)| graph.has_cache());
+        let wide = cached().find(|(_, graph)| graph.ar >= rows && graph.name == KV_GRAPH);
+        let wide = wide.or_else(|| cached().find(|(_, graph)| graph.ar >= rows)).or_else(|| cached().next_back());
+        let Some((step, graph)) = wide else {
+            return Err(Error::invalid("lookahead needs a text decoder with a KV cache"));
+        };
+        Ok(Self { step, lookahead: Lookahead::new(options, graph.ar)? })
+    }
+}
+
+/// Keep the graphs of the mode.
+fn select_graphs(contract: &mut DecoderContract, mode: DecodingMode) -> Result<()> {
+    let has = |name: &str| contract.graphs.iter().any(|graph| graph.name == name);
+    match mode {
+        DecodingMode::Auto | DecodingMode::Lookahead(_) => {}
+        DecodingMode::Kv if has(KV_GRAPH) => contract.graphs.retain(|graph| graph.name == KV_GRAPH),
+        DecodingMode::Kv => contract.graphs.truncate(1),
+        DecodingMode::Hybrid => match [KV_GRAPH, PREFILL_GRAPH].into_iter().find(|name| !has(name)) {
+            None => contract.graphs.retain(|graph| [KV_GRAPH, PREFILL_GRAPH].contains(&graph.name.as_str())),
+            Some(missing) => {
+                let have: Vec<&str> = contract.graphs.iter().map(|graph| graph.name.as_str()).collect();
+                return Err(Error::invalid(format!(
+                    "hybrid mode needs the graph {missing}, the text decoder has: {}; use kv mode",
+                    have.join(", ")
+                )));
+            }
+        },
+    }
+    Ok(())
+}
+
+/// The sliding window of a decoder that takes a mask for it.
+fn window_size(component: &dyn LoadedComponent, contract: &DecoderContract, given: Option<usize>) -> Result<usize> {
+    let constants = component.constants();
+    if let Some(window) = given.map_or_else(|| constants.count("get_sliding_window"), |window| Ok(Some(window)))? {
+        return Ok(window);
+    }
+    if constants.iter().next().is_some() {
+        log::warn!("the text decoder takes a sliding-window mask but does not say its window: it is the whole context");
+        return Ok(contract.context_length);
+    }
+    Err(Error::invalid("the text decoder takes a sliding-window mask, but its window size is not known"))
 }
 
 /// Decoders that take hidden states need a token embedding of their width; others must not have one.
@@ -355,88 +639,4 @@ fn check_embedding(contract: &DecoderContract, embedding: Option<&TokenEmbedding
         }
         (None, Some(_)) => Err(Error::invalid("the text decoder takes token ids, it has no use for a token embedding")),
     }
-}
-
-impl Step {
-    fn new(graph: &StepGraph, window: Option<usize>) -> Result<Self> {
-        let zeros = |info: &TensorInfo| Tensor::zeros(info.clone());
-        let (logits, kv_out) = graph
-            .outputs
-            .split_first()
-            .ok_or_else(|| Error::internal(format!("graph {} has no outputs", graph.name)))?;
-        let window_mask = graph.window_mask.as_ref().map(|info| AttentionMask::new(info, window));
-        Ok(Self {
-            input: zeros(&graph.input)?,
-            mask: AttentionMask::new(&graph.mask, None)?,
-            window_mask: window_mask.transpose()?,
-            positions: zeros(&graph.positions)?,
-            logits: zeros(logits)?,
-            kv_out: kv_out.iter().map(zeros).collect::<Result<_>>()?,
-            graph: graph.clone(),
-        })
-    }
-
-    /// Fill the inputs for positions `block` of `sequence`, behind `past` committed ones. Rows of the block without a
-    /// position get id 0 and go on counting; what they compute is never committed.
-    fn prepare(
-        &mut self,
-        sequence: &Sequence,
-        block: Range<usize>,
-        past: usize,
-        embedding: Option<&mut TokenEmbedding>,
-    ) -> Result<()> {
-        let ids = sequence.ids().get(block.clone()).unwrap_or_default();
-        match (self.graph.takes, embedding) {
-            (StepInput::HiddenStates, Some(embedding)) => {
-                let width = embedding.width();
-                let mut input = self.input.view_mut();
-                let states = input.as_mut_slice::<f32>()?;
-                let (given, rest) = states.split_at_mut(ids.len() * width);
-                embedding.embed(ids, given)?;
-                for placed in sequence.rows_in(block.start, block.end) {
-                    let at = (placed.position - block.start) * width;
-                    let row = placed.embedding.row(placed.row).unwrap_or_default();
-                    given[at..at + row.len()].copy_from_slice(row);
-                }
-                rest.fill(0.0);
-            }
-            (StepInput::HiddenStates, None) => return Err(Error::internal("a decoder without its token embedding")),
-            (StepInput::Tokens, _) => write_ids(&mut self.input, ids)?,
-        }
-        write_i32(&mut self.positions, (past as u32)..)?;
-        self.mask.set_past(past)?;
-        self.window_mask.as_mut().map_or(Ok(()), |mask| mask.set_past(past))
-    }
-
-    fn execute(&mut self, component: &mut dyn LoadedComponent, kv: &KvStore, options: &ExecuteOptions) -> Result<()> {
-        let mut inputs: Vec<TensorView<'_>> = Vec::with_capacity(4 + self.graph.caches.len());
-        inputs.extend([self.input.view(), self.mask.tensor().view()]);
-        inputs.extend(self.window_mask.as_ref().map(|mask| mask.tensor().view()));
-        inputs.push(self.positions.view());
-        kv.views(&self.graph.caches, &mut inputs)?;
-        let mut outputs = Vec::with_capacity(1 + self.kv_out.len());
-        outputs.push(self.logits.view_mut());
-        outputs.extend(self.kv_out.iter_mut().map(Tensor::view_mut));
-        component.execute(self.graph.index, &inputs, &mut outputs, options)
-    }
-
-    fn logits_row(&self, row: usize, vocabulary: usize) -> Option<&[f32]> {
-        self.logits.as_slice::<f32>().ok()?.get(row * vocabulary..(row + 1) * vocabulary)
-    }
-}
-
-/// Write ids into a tensor of i32 or i64, and 0 behind them.
-pub(super) fn write_ids(tensor: &mut Tensor, ids: &[u32]) -> Result<()> {
-    let ids = ids.iter().copied().chain(std::iter::repeat(0));
-    if tensor.info().dtype == DType::I64 {
-        tensor.view_mut().as_mut_slice::<i64>()?.iter_mut().zip(ids).for_each(|(to, id)| *to = id.into());
-        return Ok(());
-    }
-    write_i32(tensor, ids)
-}
-
-/// Ids and positions are far below 2³¹: ids are checked against the vocabulary, positions against the context.
-fn write_i32(tensor: &mut Tensor, values: impl Iterator<Item = u32>) -> Result<()> {
-    tensor.view_mut().as_mut_slice::<i32>()?.iter_mut().zip(values).for_each(|(to, value)| *to = value as i32);
-    Ok(())
 }

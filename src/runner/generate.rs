@@ -59,6 +59,7 @@ impl Runner {
         let mut timing = Timing::start(self);
         self.decoder.check_usable()?;
         options.validate()?;
+        self.check_sampling(&options.sampling)?;
         if messages.is_empty() {
             return Err(Error::invalid("there are no messages to answer"));
         }
@@ -163,7 +164,7 @@ impl Runner {
             let is_end = !options.ignore_eos && self.eos_ids.binary_search(&token).is_ok();
             let written = writer.write(token, is_end, &self.cancel, on_event);
             let limit = || {
-                let full = tokens.len() >= self.context_capacity();
+                let full = tokens.len() >= self.context_capacity() && !self.decoder.is_unbounded();
                 let spent = options.max_new_tokens.is_some_and(|most| writer.len() >= most);
                 if spent { Some(StopReason::Length) } else { full.then_some(StopReason::ContextFull) }
             };

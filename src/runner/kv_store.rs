@@ -6,19 +6,29 @@
 //! Elements are moved as bytes, so 1, 2 and 4 byte types are handled alike.
 
 use super::contract::DecoderContract;
+use super::requant::{KvDomain, Requant};
 use crate::error::{Error, Result};
-use crate::graph::{Tensor, TensorInfo, TensorView};
+use crate::graph::{DType, Tensor, TensorInfo, TensorView, TensorViewMut};
+use std::ops::Range;
+
+/// Where the memory of tensors comes from.
+pub(super) type Allocate<'a> = dyn Fn(&TensorInfo) -> Result<Tensor> + 'a;
 
 /// The KV cache of one conversation.
 #[derive(Debug)]
-pub struct KvStore {
+pub(super) struct KvStore {
     layers: Vec<LayerCache>,
+    dtype: DType,
     /// Slots a row has room for at the present stride.
     stride: usize,
     /// The widest stride, for which the buffers are allocated.
     max_stride: usize,
-    /// Slots filled, from the front.
-    filled: usize,
+    /// Filled slots, from the front: for which graphs each was made.
+    domains: Vec<KvDomain>,
+    /// Where prefill and decode have encodings of their own.
+    requant: Option<Requant>,
+    /// Second buffers, into which an attention sink's evictor writes; they are exchanged with the first.
+    spare: Vec<LayerCache>,
 }
 
 /// `rows` rows of `slots` elements, each element `width` bytes wide.
@@ -42,32 +52,31 @@ impl KvStore {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the memory cannot be had.
-    pub fn new(contract: &DecoderContract) -> Result<Self> {
+    pub fn new(contract: &DecoderContract, requant: Option<Requant>, allocate: &Allocate<'_>) -> Result<Self> {
         let max_stride = contract.cache_slots();
-        let element = contract.kv_dtype.size_bytes();
-        let layers = contract.layers.iter().enumerate().map(|(index, layer)| {
-            let allocate = |kind: &str, shape: [usize; 3], rows: usize, width: usize| -> Result<SlotRows> {
-                let name = format!("{kind}_cache_{index}");
-                let info = TensorInfo { name, dtype: contract.kv_dtype, shape: shape.to_vec() };
-                Ok(SlotRows { bytes: Tensor::zeros(info)?, rows, width })
-            };
-            let (heads, dim) = (layer.heads, layer.head_dim);
-            Ok(LayerCache {
-                keys: allocate("k", [heads, dim, max_stride], heads * dim, element)?,
-                values: allocate("v", [heads, max_stride, dim], heads, dim * element)?,
-            })
-        });
-        Ok(Self { layers: layers.collect::<Result<_>>()?, stride: max_stride, max_stride, filled: 0 })
+        let layers = LayerCache::all_of(contract, allocate)?;
+        let (domains, spare) = (Vec::with_capacity(max_stride), Vec::new());
+        Ok(Self { layers, dtype: contract.kv_dtype, stride: max_stride, max_stride, domains, requant, spare })
+    }
+
+    /// Allocate the second buffers that [`evict`](Self::evict) needs.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the memory cannot be had.
+    pub fn reserve_spare(&mut self, contract: &DecoderContract, allocate: &Allocate<'_>) -> Result<()> {
+        self.spare = LayerCache::all_of(contract, allocate)?;
+        Ok(())
     }
 
     /// Number of tokens in the cache.
     pub fn len(&self) -> usize {
-        self.filled
+        self.domains.len()
     }
 
     /// Whether it holds no tokens.
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.filled == 0
+        self.domains.is_empty()
     }
 
     /// Number of tokens it can hold.
@@ -80,16 +89,71 @@ impl KvStore {
     /// # Errors
     /// [`Error::Internal`] if the filled slots do not fit.
     pub fn set_stride(&mut self, stride: usize) -> Result<()> {
-        if stride < self.filled || stride > self.max_stride {
-            let (filled, max) = (self.filled, self.max_stride);
+        if stride < self.len() || stride > self.max_stride {
+            let (filled, max) = (self.len(), self.max_stride);
             return Err(Error::internal(format!("KV stride {stride} with {filled} slots filled of at most {max}")));
         }
+        let filled = self.len();
         for layer in &mut self.layers {
-            layer.keys.restride(self.stride, stride, self.filled);
-            layer.values.restride(self.stride, stride, self.filled);
+            layer.keys.restride(self.stride, stride, filled);
+            layer.values.restride(self.stride, stride, filled);
         }
         self.stride = stride;
         Ok(())
+    }
+
+    /// Convert the slots that were made for graphs of another domain. Each is touched once, however often this is called.
+    pub fn convert_to(&mut self, domain: KvDomain) {
+        let Some(requant) = &self.requant else { return };
+        let mut start = 0;
+        while let Some(first) = self.domains[start..].iter().position(|&slot| slot != domain) {
+            let first = start + first;
+            let foreign = self.domains[first..].iter().take_while(|&&slot| slot != domain).count();
+            start = first + foreign;
+            for (layer, [keys, values]) in self.layers.iter_mut().zip(&requant.layers) {
+                for (rows, pair) in [(&mut layer.keys, keys), (&mut layer.values, values)] {
+                    if let Some(conversion) = pair.conversion_to(domain, requant.rounding) {
+                        rows.for_each_row(self.stride, first..start, &mut |bytes| conversion.apply(bytes, self.dtype));
+                    }
+                }
+            }
+            self.domains[first..start].fill(domain);
+        }
+    }
+
+    /// Have `run` move the cache's content: it reads the cache, shaped as `infos` (K of all layers, then V), and writes
+    /// what shall be the cache, which is `removed` shorter. If it fails nothing is changed.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if a shape does not fit, and what `run` reports.
+    pub fn evict(
+        &mut self,
+        infos: &[TensorInfo],
+        removed: Range<usize>,
+        run: &mut dyn FnMut(&[TensorView<'_>], &mut [TensorViewMut<'_>]) -> Result<()>,
+    ) -> Result<()> {
+        if removed.end > self.len() || self.spare.len() != self.layers.len() {
+            let filled = self.len();
+            return Err(Error::internal(format!("eviction of slots {removed:?} of {filled}")));
+        }
+        let mut spare = std::mem::take(&mut self.spare);
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        let (keys, values): (Vec<_>, Vec<_>) =
+            spare.iter_mut().map(|layer| (&mut layer.keys, &mut layer.values)).unzip();
+        for (info, rows) in infos.iter().zip(keys.into_iter().chain(values)) {
+            let bytes = rows.rows * self.stride * rows.width;
+            let bytes = rows.bytes.bytes_mut().get_mut(..bytes);
+            let bytes = bytes.ok_or_else(|| Error::internal(format!("KV cache does not fit output {}", info.name)))?;
+            outputs.push(TensorViewMut { dtype: info.dtype, shape: &info.shape, bytes });
+        }
+        let outcome = self.views(infos, &mut inputs).and_then(|()| run(&inputs, &mut outputs));
+        drop((inputs, outputs));
+        if outcome.is_ok() {
+            std::mem::swap(&mut self.layers, &mut spare);
+            self.domains.drain(removed);
+        }
+        self.spare = spare;
+        outcome
     }
 
     /// The cache inputs of a graph that sees the present stride's slots, shaped as `infos` (K of all layers, then V).
@@ -108,33 +172,35 @@ impl KvStore {
         Ok(())
     }
 
-    /// Append the first `count` of `ar` new slots of every layer: `outputs` are the K of all layers `[1, H, D, AR]`,
-    /// then the V of all layers `[1, H, AR, D]`.
+    /// Append slots `rows` of the `ar` new ones of every layer: `outputs` are the K of all layers `[1, H, D, AR]`,
+    /// then the V of all layers `[1, H, AR, D]`, made by a graph of `domain`.
     ///
     /// # Errors
     /// [`Error::Internal`] if the slots do not fit the present stride or the outputs do not fit the layers; nothing is
     /// changed.
-    pub fn commit(&mut self, outputs: &[Tensor], ar: usize, count: usize) -> Result<()> {
-        if self.filled + count > self.stride || count > ar || outputs.len() != 2 * self.layers.len() {
-            let (filled, stride) = (self.filled, self.stride);
-            return Err(Error::internal(format!("commit of {count} of {ar} KV slots at {filled} of {stride}")));
+    pub fn commit(&mut self, outputs: &[Tensor], ar: usize, rows: Range<usize>, domain: KvDomain) -> Result<()> {
+        let (filled, stride) = (self.len(), self.stride);
+        // Without layers there is nothing to keep but the count: graphs without a cache.
+        let misfits = outputs.len() != 2 * self.layers.len() && !self.layers.is_empty();
+        if filled + rows.len() > stride || rows.start > rows.end || rows.end > ar || misfits {
+            return Err(Error::internal(format!("commit of KV slots {rows:?} of {ar} at {filled} of {stride}")));
         }
-        if count == 0 {
+        if rows.is_empty() {
             return Ok(());
         }
-        let (keys, values) = outputs.split_at(self.layers.len());
+        let (keys, values) = outputs.split_at(outputs.len() / 2);
         for ((layer, keys), values) in self.layers.iter_mut().zip(keys).zip(values) {
-            layer.keys.append(keys.bytes(), ar, count, self.filled, self.stride);
-            layer.values.append(values.bytes(), ar, count, self.filled, self.stride);
+            layer.keys.append(keys.bytes(), ar, rows.clone(), filled, stride);
+            layer.values.append(values.bytes(), ar, rows.clone(), filled, stride);
         }
-        self.filled += count;
+        self.domains.resize(filled + rows.len(), domain);
         Ok(())
     }
 
     /// Forget all but the first `len` tokens; what they leave behind is masked until overwritten. No effect if fewer
     /// are held.
     pub fn truncate(&mut self, len: usize) {
-        self.filled = self.filled.min(len);
+        self.domains.truncate(len);
     }
 
     /// Forget everything and overwrite it with zeros, so that nothing of an earlier failure (NaN, say) can leak
@@ -144,11 +210,38 @@ impl KvStore {
             layer.keys.bytes.bytes_mut().fill(0);
             layer.values.bytes.bytes_mut().fill(0);
         }
-        self.filled = 0;
+        self.domains.clear();
+    }
+}
+
+impl LayerCache {
+    fn all_of(contract: &DecoderContract, allocate: &Allocate<'_>) -> Result<Vec<Self>> {
+        let (slots, element) = (contract.cache_slots(), contract.kv_dtype.size_bytes());
+        let layers = contract.layers.iter().enumerate().map(|(index, layer)| {
+            let rows = |kind: &str, shape: [usize; 3], rows: usize, width: usize| -> Result<SlotRows> {
+                let name = format!("{kind}_cache_{index}");
+                let info = TensorInfo { name, dtype: contract.kv_dtype, shape: shape.to_vec() };
+                Ok(SlotRows { bytes: allocate(&info)?, rows, width })
+            };
+            let (heads, dim) = (layer.heads, layer.head_dim);
+            Ok(Self {
+                keys: rows("k", [heads, dim, slots], heads * dim, element)?,
+                values: rows("v", [heads, slots, dim], heads, dim * element)?,
+            })
+        });
+        layers.collect()
     }
 }
 
 impl SlotRows {
+    /// Call `change` with slots `slots` of every row.
+    fn for_each_row(&mut self, stride: usize, slots: Range<usize>, change: &mut dyn FnMut(&mut [u8])) {
+        let (start, end, row) = (slots.start * self.width, slots.end * self.width, stride * self.width);
+        for bytes in self.bytes.bytes_mut().chunks_exact_mut(row.max(1)).take(self.rows) {
+            change(&mut bytes[start..end]);
+        }
+    }
+
     /// Move the filled part of every row to where it belongs at the new stride. Rows move towards the front in
     /// ascending order and towards the back in descending order, so none is overwritten before it was moved.
     fn restride(&mut self, from: usize, to: usize, filled: usize) {
@@ -165,13 +258,13 @@ impl SlotRows {
         }
     }
 
-    /// Copy the first `count` of `ar` slots of every row behind the `filled` ones.
-    fn append(&mut self, source: &[u8], ar: usize, count: usize, filled: usize, stride: usize) {
-        let (source_row, row, length) = (ar * self.width, stride * self.width, count * self.width);
-        let start = filled * self.width;
+    /// Copy slots `new` of the `ar` of every row behind the `filled` ones.
+    fn append(&mut self, source: &[u8], ar: usize, new: Range<usize>, filled: usize, stride: usize) {
+        let (source_row, row, length) = (ar * self.width, stride * self.width, new.len() * self.width);
+        let (start, first) = (filled * self.width, new.start * self.width);
         let rows = self.bytes.bytes_mut().chunks_exact_mut(row).take(self.rows);
         for (to, from) in rows.zip(source.chunks_exact(source_row)) {
-            to[start..start + length].copy_from_slice(&from[..length]);
+            to[start..start + length].copy_from_slice(&from[first..first + length]);
         }
     }
 }
@@ -201,12 +294,12 @@ mod tests {
                 input: info("tokens", DType::I32, &[1, 1]),
                 mask: info("mask", DType::F32, &[1, 1, 1, slots + 1]),
                 window_mask: None,
-                positions: info("input_pos", DType::I32, &[1, 1]),
+                positions: Some(info("input_pos", DType::I32, &[1, 1])),
                 caches: Vec::new(),
                 outputs: Vec::new(),
             }],
         };
-        KvStore::new(&contract).expect("a small store")
+        KvStore::new(&contract, None, &|info| Tensor::zeros(info.clone())).expect("a small store")
     }
 
     fn info(name: &str, dtype: DType, shape: &[usize]) -> TensorInfo {
@@ -271,10 +364,13 @@ mod tests {
     fn commits_past_the_stride_are_refused_unchanged() {
         let mut store = store(DType::F32, 8);
         store.set_stride(4).expect("stride");
-        store.commit(&outputs(DType::F32, 3, 0, 3), 3, 3).expect("fits");
-        assert!(store.commit(&outputs(DType::F32, 3, 3, 2), 3, 2).is_err());
-        assert!(store.commit(&outputs(DType::F32, 3, 3, 2)[1..], 3, 1).is_err(), "a tensor is missing");
-        assert!(store.commit(&outputs(DType::F32, 3, 3, 2), 3, 4).is_err(), "more than the block");
+        store.commit(&outputs(DType::F32, 3, 0, 3), 3, 0..3, KvDomain::Decode).expect("fits");
+        assert!(store.commit(&outputs(DType::F32, 3, 3, 2), 3, 0..2, KvDomain::Decode).is_err());
+        assert!(
+            store.commit(&outputs(DType::F32, 3, 3, 2)[1..], 3, 0..1, KvDomain::Decode).is_err(),
+            "a tensor is missing"
+        );
+        assert!(store.commit(&outputs(DType::F32, 3, 3, 2), 3, 0..4, KvDomain::Decode).is_err(), "more than the block");
         assert_eq!(store.len(), 3);
         assert!(store.set_stride(2).is_err(), "narrower than what is filled");
         assert!(store.set_stride(9).is_err(), "wider than the buffer");
@@ -284,7 +380,7 @@ mod tests {
     #[test]
     fn clear_leaves_zeros() {
         let mut store = store(DType::U16, 4);
-        store.commit(&outputs(DType::U16, 2, 0, 2), 2, 2).expect("fits");
+        store.commit(&outputs(DType::U16, 2, 0, 2), 2, 0..2, KvDomain::Decode).expect("fits");
         store.clear();
         assert!(store.is_empty());
         assert!(
@@ -307,7 +403,7 @@ mod tests {
                     _ => {
                         let count = (number % ar + 1).min(store.stride - store.len());
                         let outputs = outputs(dtype, ar, store.len(), count);
-                        store.commit(&outputs, ar, count).expect("fits");
+                        store.commit(&outputs, ar, 0..count, KvDomain::Decode).expect("fits");
                     }
                 }
                 check(&store, dtype);

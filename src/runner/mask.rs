@@ -3,19 +3,42 @@
 use crate::error::{Error, Result};
 use crate::graph::{DType, Tensor, TensorInfo};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A mask `[1, 1, AR, CL]` (or `[1, AR, CL]`) that follows the number of tokens in the KV cache.
 ///
 /// Columns `0..CL-AR` are cache slots in position order, the last AR columns are the rows of the block itself. Only
 /// two levels exist: *attend* and *masked* (f32 0 and -65535, u16 65535 and 0, u8 255 and 0); graphs compiled with a
 /// masked softmax test for equality with the first.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct AttentionMask {
     tensor: Tensor,
     rows: usize,
     columns: usize,
     window: Option<usize>,
     past: usize,
+    /// What the rows of the block are to each other; `None`: consecutive tokens.
+    tree: Option<Arc<[BlockRow]>>,
+}
+
+/// A row of a block whose rows are not simply consecutive tokens (lookahead decoding).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockRow {
+    /// The row whose continuation this one is; it sees what that row sees, and itself.
+    pub parent: Parent,
+    /// Its position, counted from the number of tokens in the cache.
+    pub offset: usize,
+}
+
+/// What a row of a block continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parent {
+    /// The tokens in the cache.
+    Cache,
+    /// An earlier row of the block.
+    Row(usize),
+    /// Nothing: a row that is not used sees itself only.
+    Nothing,
 }
 
 impl AttentionMask {
@@ -26,6 +49,15 @@ impl AttentionMask {
     /// [`Error::Unsupported`] for an element type without mask levels, [`Error::InvalidArgument`] for a shape that is
     /// no mask or a window of 0.
     pub fn new(info: &TensorInfo, window: Option<usize>) -> Result<Self> {
+        Self::in_tensor(Tensor::zeros(info.clone())?, window)
+    }
+
+    /// As [`new`](Self::new), in a tensor of the caller.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_tensor(tensor: Tensor, window: Option<usize>) -> Result<Self> {
+        let info = tensor.info();
         check_dtype(info)?;
         let (rows, columns) = match info.shape[..] {
             [1, 1, rows, columns] | [1, rows, columns] if rows > 0 && rows <= columns => (rows, columns),
@@ -39,9 +71,28 @@ impl AttentionMask {
         if window == Some(0) {
             return Err(Error::invalid("a sliding window of 0 tokens sees nothing; it must be 1 or more"));
         }
-        let mut mask = Self { tensor: Tensor::zeros(info.clone())?, rows, columns, window, past: 0 };
+        let mut mask = Self { tensor, rows, columns, window, past: 0, tree: None };
         mask.write_block();
         Ok(mask)
+    }
+
+    /// What the rows of the block are to each other from now on: one entry a row, or `None` for consecutive tokens. Rows
+    /// must come after the row they continue.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for another number of rows, or a row that continues a later one.
+    pub fn set_tree(&mut self, tree: Option<&Arc<[BlockRow]>>) -> Result<()> {
+        if self.tree.as_ref() == tree {
+            return Ok(());
+        }
+        let later = |(row, entry): (usize, &BlockRow)| matches!(entry.parent, Parent::Row(parent) if parent >= row);
+        if tree.is_some_and(|tree| tree.len() != self.rows || tree.iter().enumerate().any(later)) {
+            return Err(Error::internal(format!("a tree that does not fit a mask of {} rows", self.rows)));
+        }
+        self.tree = tree.cloned();
+        let past = std::mem::take(&mut self.past);
+        self.write_block();
+        self.set_past(past)
     }
 
     /// The tensor to give to the graph.
@@ -71,19 +122,54 @@ impl AttentionMask {
         Ok(())
     }
 
-    /// Cache columns that row `row` sees behind `past` tokens: its position is `past + row`.
+    /// What row `row` is to the others.
+    fn entry(&self, row: usize) -> BlockRow {
+        let consecutive = || BlockRow { parent: row.checked_sub(1).map_or(Parent::Cache, Parent::Row), offset: row };
+        match &self.tree {
+            None => consecutive(),
+            Some(tree) => tree.get(row).copied().unwrap_or_else(consecutive),
+        }
+    }
+
+    /// Cache columns that row `row` sees behind `past` tokens.
     fn visible_cache(&self, row: usize, past: usize) -> Range<usize> {
-        let hidden = self.window.map_or(0, |window| (past + row + 1).saturating_sub(window));
+        if self.tree.is_some() && self.root_of(row) == Parent::Nothing {
+            return 0..0;
+        }
+        let position = past + self.entry(row).offset;
+        let hidden = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         hidden.min(past)..past
     }
 
-    /// The part about the block itself: causal, within the window. It depends on nothing that changes.
+    /// What the first of the rows that `row` continues continues.
+    fn root_of(&self, mut row: usize) -> Parent {
+        loop {
+            match self.entry(row).parent {
+                // Parents come before their rows, so this ends.
+                Parent::Row(parent) => row = parent,
+                root => return root,
+            }
+        }
+    }
+
+    /// The part about the block itself: each row sees itself and the rows it continues, within the window.
     fn write_block(&mut self) {
         let cache = self.columns - self.rows;
         for row in 0..self.rows {
-            let first = self.window.map_or(0, |window| (row + 1).saturating_sub(window));
             self.fill(row, 0..self.columns, false);
-            self.fill(row, cache + first..cache + row + 1, true);
+            if self.tree.is_none() {
+                let first = self.window.map_or(0, |window| (row + 1).saturating_sub(window));
+                self.fill(row, cache + first..cache + row + 1, true);
+                continue;
+            }
+            let (own, mut seen) = (self.entry(row).offset, Some(row));
+            while let Some(column) = seen {
+                let entry = self.entry(column);
+                if self.window.is_none_or(|window| own.saturating_sub(entry.offset) < window) {
+                    self.fill(row, cache + column..cache + column + 1, true);
+                }
+                seen = if let Parent::Row(parent) = entry.parent { Some(parent) } else { None };
+            }
         }
     }
 
@@ -205,6 +291,48 @@ mod tests {
             attended(&mask).iter().map(|row| row[4..].to_vec()).collect::<Vec<_>>(),
             [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
         );
+    }
+
+    /// Lookahead N=3, W=2, G=1 of the contract, in a block of 8: two levels of two branches, a candidate of two tokens.
+    fn lookahead_tree() -> Arc<[BlockRow]> {
+        let row = |parent, offset| BlockRow { parent, offset };
+        use Parent::{Cache, Nothing, Row};
+        let rows = [row(Cache, 0), row(Row(0), 1), row(Row(0), 1), row(Row(1), 2), row(Row(0), 1), row(Row(4), 2)];
+        rows.into_iter().chain([row(Nothing, 0); 2]).collect()
+    }
+
+    #[test]
+    fn a_tree_sees_the_cache_and_the_rows_it_continues() {
+        let mut mask = mask(DType::U16, 8, 12, None);
+        mask.set_past(2).expect("fits");
+        mask.set_tree(Some(&lookahead_tree())).expect("a tree of 8 rows");
+        let expected: [[u8; 12]; 8] = [
+            [1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0],
+            [1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
+            [1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0],
+            [1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0, 0],
+            [1, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0],
+            [1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0],
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+        ];
+        assert_eq!(attended(&mask), expected);
+        mask.set_past(3).expect("fits");
+        assert!(attended(&mask)[..6].iter().all(|row| row[..4] == [1, 1, 1, 0]));
+        mask.set_tree(None).expect("consecutive again");
+        assert_eq!(attended(&mask), naive(8, 12, None, 3));
+        assert!(mask.set_tree(Some(&lookahead_tree()[..7].into())).is_err(), "a row is missing");
+    }
+
+    #[test]
+    fn windows_count_positions_of_a_tree_not_rows() {
+        let mut mask = mask(DType::F32, 8, 12, Some(2));
+        mask.set_past(2).expect("fits");
+        mask.set_tree(Some(&lookahead_tree())).expect("a tree of 8 rows");
+        let seen = attended(&mask);
+        assert_eq!(seen[0], [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(seen[4], [0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(seen[5], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0], "positions 2 and 1 behind the cache");
     }
 
     #[test]

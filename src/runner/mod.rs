@@ -5,6 +5,7 @@
 //! give it the rows, where the model has pictures; a [`Sampler`] chooses tokens; a [`Runner`] holds messages and drives
 //! all of them.
 
+mod attention_sink;
 mod contract;
 mod conversation;
 mod decoder;
@@ -13,24 +14,32 @@ mod event;
 mod generate;
 mod image_cache;
 mod kv_store;
+mod logits;
+mod lookahead;
 mod mask;
+mod model_files;
 mod options;
 mod pictures;
 mod reply;
+mod requant;
 mod sampler;
 mod sequence;
 mod session;
 mod stats;
+mod step;
 mod token_embedding;
 mod vision;
 
 pub use contract::{DecoderContract, LayerShape, StepGraph, StepInput};
-pub use decoder::{Decoder, EachRow, Progress};
+pub use decoder::{Decoder, DecoderParts, DecodingMode, EachRow, Progress};
 pub use eval::{EvalOptions, EvalProgress, Perplexity, perplexity};
 pub use event::{CancelHandle, Event, Flow, StopReason, TurnResult};
-pub use kv_store::KvStore;
-pub use mask::AttentionMask;
+pub use logits::LogitsEncoding;
+pub use lookahead::{LookaheadOptions, LookaheadStats};
+pub use mask::{AttentionMask, BlockRow, Parent};
+pub use model_files::ModelFiles;
 pub use options::{GenerateOptions, RunnerOptions, SamplingOptions};
+pub use requant::RequantRounding;
 pub use sampler::Sampler;
 pub use sequence::{PlacedRow, Sequence};
 pub use session::{Runner, RunnerParts};

@@ -1,5 +1,7 @@
 //! What a caller can ask of a run: sampling and generation options, checked in one place.
 
+use super::decoder::DecodingMode;
+use super::requant::RequantRounding;
 use crate::error::{Error, Result};
 use crate::media::Tiling;
 use serde::{Deserialize, Serialize};
@@ -122,6 +124,12 @@ pub struct RunnerOptions {
     /// Most bytes of encoded pictures kept, so that one that comes again is not encoded again; 0 turns the cache off.
     /// Default [`DEFAULT_IMAGE_CACHE_BYTES`](Self::DEFAULT_IMAGE_CACHE_BYTES). Pictures of the history are kept beside it.
     pub image_cache_bytes: usize,
+    /// Which graphs of the decoder run, and how.
+    pub decoding: DecodingMode,
+    /// How the KV cache is re-quantized between prefill and decode, in files that ask for it.
+    pub requant_rounding: RequantRounding,
+    /// Ask the engine for memory that the processor shares, for inputs, outputs and the KV cache.
+    pub shared_memory: bool,
 }
 
 impl Default for RunnerOptions {
@@ -133,6 +141,9 @@ impl Default for RunnerOptions {
             system_prompt: None,
             image_tiling: Tiling::Checkpoint,
             image_cache_bytes: Self::DEFAULT_IMAGE_CACHE_BYTES,
+            decoding: DecodingMode::default(),
+            requant_rounding: RequantRounding::default(),
+            shared_memory: false,
         }
     }
 }
@@ -154,7 +165,10 @@ impl RunnerOptions {
                 let most = Self::MAX_THREADS;
                 Err(Error::invalid(format!("option threads is {threads}, it must be from 1 to {most}")))
             }
-            _ => Ok(()),
+            _ => match self.decoding {
+                DecodingMode::Lookahead(sizes) => sizes.rows().map(|_| ()),
+                _ => Ok(()),
+            },
         }
     }
 }

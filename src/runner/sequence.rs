@@ -1,6 +1,7 @@
 //! Token sequences in which some places hold a row of a picture instead of a token's own embedding.
 
 use crate::media::Embedding;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Positions of a conversation, oldest first: each a token id, and for some the encoder row that takes the place of
@@ -101,6 +102,15 @@ impl Sequence {
         let first = self.rows.partition_point(|row| row.position < from);
         let last = self.rows.partition_point(|row| row.position < to);
         self.rows.get(first..last).unwrap_or_default()
+    }
+
+    /// Ids of the positions that hold a token and no row.
+    pub(super) fn text_ids(&self) -> Cow<'_, [u32]> {
+        if self.rows.is_empty() {
+            return Cow::Borrowed(&self.ids);
+        }
+        let is_row = |position: usize| self.rows.binary_search_by_key(&position, |row| row.position).is_ok();
+        self.ids.iter().enumerate().filter(|&(position, _)| !is_row(position)).map(|(_, &id)| id).collect()
     }
 
     /// Number of positions that this and the other sequence have in common at the beginning.

@@ -1,11 +1,12 @@
 //! The `Runner`: a model, a conversation, and the single steps they are made of.
 
 use super::conversation::{Conversation, Reply, Turn};
-use super::decoder::{Decoder, Progress};
+use super::decoder::{Decoder, DecoderParts, DecodingMode, Progress};
 use super::eval::{self, EvalOptions, EvalProgress, Perplexity};
 use super::event::{CancelHandle, Flow};
 use super::options::{GenerateOptions, RunnerOptions, SamplingOptions};
 use super::pictures::{Draft, Vision};
+use super::requant::RequantRounding;
 use super::sampler::Sampler;
 use super::sequence::Sequence;
 use super::stats::{Clock, TotalStats};
@@ -14,7 +15,7 @@ use super::vision::VisionParts;
 use crate::artefact::{Artefact, GenerationDefaults, TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use crate::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, Tokenizer};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
-use crate::engine::{Engine, LoadedComponent};
+use crate::engine::{ComponentSource, Engine, LoadedComponent};
 use crate::error::{Error, Result};
 use crate::media::Tiling;
 use sha2::{Digest, Sha256};
@@ -22,7 +23,7 @@ use std::path::Path;
 use std::thread;
 
 /// Name prefix of the built-in compatibility templates in [`RunnerOptions::template`].
-const COMPAT_PREFIX: &str = "upstream:";
+pub(super) const COMPAT_PREFIX: &str = "upstream:";
 
 /// A conversation with a model.
 ///
@@ -68,6 +69,32 @@ pub struct RunnerParts {
     pub token_embedding: Option<Box<dyn LoadedComponent>>,
     /// What looks at pictures, if the model takes any.
     pub vision: Option<VisionParts>,
+    /// The loaded evictor of an attention sink: the conversation may then be longer than the context.
+    pub evictor: Option<Box<dyn LoadedComponent>>,
+    /// Which graphs of the decoder run.
+    pub decoding: DecodingMode,
+    /// How the KV cache is re-quantized, in files that ask for it.
+    pub requant: RequantRounding,
+}
+
+impl RunnerParts {
+    /// A text model without a chat template.
+    pub fn new(component: Box<dyn LoadedComponent>, tokenizer: Tokenizer) -> Self {
+        Self {
+            component,
+            sliding_window: None,
+            tokenizer,
+            template: None,
+            template_variables: serde_json::Map::new(),
+            eos_ids: Vec::new(),
+            system_prompt: None,
+            token_embedding: None,
+            vision: None,
+            evictor: None,
+            decoding: DecodingMode::default(),
+            requant: RequantRounding::default(),
+        }
+    }
 }
 
 impl Runner {
@@ -96,17 +123,21 @@ impl Runner {
             Some(source) => Some(ChatTemplate::from_source(source, special)?),
             None => artefact.chat_template()?.map(|source| ChatTemplate::from_source(&source, special)).transpose()?,
         };
+        let source = |name: &str| -> Result<ComponentSource> {
+            let file = ComponentSource::file(name, artefact.component_path(name)?);
+            Ok(ComponentSource { shared_memory: options.shared_memory, ..file })
+        };
         let load = |name: &str| -> Result<Option<Box<dyn LoadedComponent>>> {
             if !manifest.components.contains_key(name) {
                 return Ok(None);
             }
-            engine.load(&artefact.component_path(name)?).map(Some)
+            engine.load(&source(name)?).map(Some)
         };
-        let (decoder_path, tokenizer_json) = (artefact.component_path(TEXT_DECODER)?, artefact.tokenizer_json()?);
+        let (decoder_source, tokenizer_json) = (source(TEXT_DECODER)?, artefact.tokenizer_json()?);
         // The vocabulary takes longest; the components are loaded beside it.
         let (components, tokenizer) = thread::scope(|scope| {
             let components =
-                scope.spawn(|| Ok((engine.load(&decoder_path)?, load(TOK_EMBEDDING)?, load(VISION_ENCODER)?)));
+                scope.spawn(|| Ok((engine.load(&decoder_source)?, load(TOK_EMBEDDING)?, load(VISION_ENCODER)?)));
             let tokenizer = Tokenizer::from_bytes(&tokenizer_json, special);
             let panicked = |_| Err(Error::internal(format!("engine {} panicked while loading", engine.name())));
             (components.join().unwrap_or_else(panicked), tokenizer)
@@ -126,16 +157,18 @@ impl Runner {
         let tokenizer = tokenizer?;
         let ends = template.as_ref().map(ChatTemplate::end_tokens).unwrap_or_default();
         let ends = ends.iter().filter_map(|text| tokenizer.token_id(text));
+        let eos_ids = special.eos_ids.iter().copied().chain(ends).collect();
         let parts = RunnerParts {
-            component,
             sliding_window: manifest.model.decoder.sliding_window,
-            eos_ids: special.eos_ids.iter().copied().chain(ends).collect(),
-            tokenizer,
+            eos_ids,
             template,
             template_variables: options.template_variables.clone(),
             system_prompt: options.system_prompt.clone(),
             token_embedding,
             vision,
+            decoding: options.decoding,
+            requant: options.requant_rounding,
+            ..RunnerParts::new(component, tokenizer)
         };
         let mut runner = Self::assemble(parts, clock)?;
         runner.defaults.sampling = recommended(&manifest.generation);
@@ -145,14 +178,21 @@ impl Runner {
     /// Put a runner together from its parts.
     ///
     /// # Errors
-    /// Those of [`Decoder::new`] and [`PromptEncoder::new`].
+    /// Those of [`Decoder::from_parts`] and [`PromptEncoder::new`].
     pub fn from_parts(parts: RunnerParts) -> Result<Self> {
         Self::assemble(parts, Clock::new())
     }
 
-    fn assemble(parts: RunnerParts, clock: Clock) -> Result<Self> {
+    pub(super) fn assemble(parts: RunnerParts, clock: Clock) -> Result<Self> {
         let embedding = parts.token_embedding.map(TokenEmbedding::new).transpose()?;
-        let decoder = Decoder::with_embedding(parts.component, embedding, parts.sliding_window)?;
+        let decoder = Decoder::from_parts(DecoderParts {
+            component: parts.component,
+            embedding,
+            evictor: parts.evictor,
+            window: parts.sliding_window,
+            mode: parts.decoding,
+            requant: parts.requant,
+        })?;
         let vision = parts.vision.map(|vision| Vision::new(vision, &parts.tokenizer)).transpose()?;
         check_widths(&decoder, vision.as_ref())?;
         let mut eos_ids = [parts.tokenizer.eos_ids(), &parts.eos_ids].concat();
@@ -395,12 +435,29 @@ impl Runner {
     /// [`Error::InvalidState`] if there are no logits; what [`Sampler`] returns.
     pub fn sample(&mut self, options: &SamplingOptions) -> Result<u32> {
         let missing = || Error::InvalidState("there are no logits to sample from: call prefill or decode first".into());
+        self.check_sampling(options)?;
         let logits = self.decoder.logits().ok_or_else(missing)?;
         let reusable = self.step_sampler.take().filter(|sampler| sampler.options() == options);
         let mut sampler = reusable.map_or_else(|| Sampler::new(options), Ok)?;
         let token = sampler.sample(logits, self.conversation.tokens().ids());
         self.step_sampler = Some(sampler);
         token
+    }
+
+    /// Whether tokens can be chosen this way: by chance only from logits that are real numbers.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming what the program lacks.
+    pub(super) fn check_sampling(&self, options: &SamplingOptions) -> Result<()> {
+        let plain = options.is_greedy() && options.repetition_penalty == 1.0;
+        if plain || !self.decoder.has_unscaled_logits() {
+            return Ok(());
+        }
+        Err(Error::Unsupported(
+            "the text decoder gives quantized logits without the constants get_logits_scale and get_logits_zero_point: \
+             only temperature 0 without a repetition penalty can be used"
+                .into(),
+        ))
     }
 
     /// Perplexity of a text; see [`eval::perplexity`]. The conversation is reset.
@@ -437,7 +494,11 @@ impl Runner {
 
     fn check_room(&self, tokens: usize, what: impl FnOnce() -> String) -> Result<()> {
         let (needed, capacity) = (tokens + 1, self.context_capacity());
-        if needed <= capacity { Ok(()) } else { Err(Error::ContextFull { what: what(), needed, capacity }) }
+        if needed <= capacity || self.decoder.is_unbounded() {
+            Ok(())
+        } else {
+            Err(Error::ContextFull { what: what(), needed, capacity })
+        }
     }
 
     /// Make the KV cache hold exactly `target` with the logits of its last token, keeping what it shares with it.
@@ -449,7 +510,7 @@ impl Runner {
         self.check_room(target.len(), || "the conversation with the new tokens and one more".into())?;
         // The last token is computed again even if the cache has it: its logits are needed.
         let reused = target.common_prefix(self.decoder.committed()).min(target.len().saturating_sub(1));
-        self.decoder.rewind(reused);
+        let reused = self.decoder.rewind(reused);
         let prefilled = self.decoder.prefill_sequence(target, reused, progress)?;
         Ok(Fed { reused, prefilled, complete: reused + prefilled == target.len() })
     }
@@ -473,7 +534,7 @@ pub(super) fn of_new_messages<'e, T>(new: &[Message], all: &'e [T]) -> &'e [T] {
 }
 
 /// How pictures are cut: as asked for, and upstream's templates know only one tile.
-fn tiling(options: &RunnerOptions) -> Tiling {
+pub(super) fn tiling(options: &RunnerOptions) -> Tiling {
     let is_compat = options.template.as_ref().is_some_and(|name| name.starts_with(COMPAT_PREFIX));
     match options.image_tiling {
         Tiling::Checkpoint if is_compat => Tiling::Single,

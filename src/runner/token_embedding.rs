@@ -1,6 +1,6 @@
 //! Token ids to the hidden states a multimodal decoder takes.
 
-use super::decoder::write_ids;
+use super::step::write_ids;
 use crate::engine::{ExecuteOptions, GraphSignature, LoadedComponent};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Tensor};

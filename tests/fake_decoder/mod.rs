@@ -312,15 +312,9 @@ pub const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['r
 pub fn runner(shape: &Shape) -> (Runner, Shared) {
     let (component, control) = FakeDecoder::new(shape);
     let parts = RunnerParts {
-        component: Box::new(component),
         sliding_window: shape.window,
-        tokenizer: tokenizer(),
         template: Some(ChatTemplate::from_source(CHATML, &SpecialTokens::default()).unwrap()),
-        template_variables: Default::default(),
-        eos_ids: Vec::new(),
-        system_prompt: None,
-        token_embedding: None,
-        vision: None,
+        ..RunnerParts::new(Box::new(component), tokenizer())
     };
     (Runner::from_parts(parts).unwrap(), control)
 }

@@ -22,12 +22,11 @@ mod profile;
 mod self_attention;
 mod weights;
 
-use super::{Engine, LoadedComponent};
+use super::{ComponentSource, Engine, LoadedComponent, SourceData};
 use crate::artefact::Component;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use kernels::Kernels;
 use pool::Pool;
-use std::path::Path;
 use std::sync::Arc;
 
 /// How the engine works.
@@ -66,8 +65,15 @@ impl Engine for CpuEngine {
         "cpu"
     }
 
-    fn load(&self, path: &Path) -> Result<Box<dyn LoadedComponent>> {
-        let component = Component::open(path)?;
+    fn load(&self, source: &ComponentSource) -> Result<Box<dyn LoadedComponent>> {
+        let component = match &source.data {
+            SourceData::File(path) => Component::open(path)?,
+            SourceData::Bytes(bytes) => Component::from_bytes(bytes.clone())?,
+            SourceData::Held => {
+                let name = &source.component;
+                return Err(Error::NotFound(format!("the CPU engine holds no component {name}: give it a file")));
+            }
+        };
         Ok(Box::new(component::CpuComponent::new(component, self.kernels, Arc::clone(&self.pool))?))
     }
 }
