@@ -6,7 +6,9 @@
 //! an engine error or another text, never luck.
 
 use etgenai::chat::{ChatTemplate, SpecialTokens, Tokenizer};
-use etgenai::engine::{ExecuteOptions, GraphSignature, LoadedComponent, check_call};
+use etgenai::engine::{
+    Constant, ConstantValue, Constants, ExecuteOptions, GraphSignature, LoadedComponent, check_call,
+};
 use etgenai::graph::{DType, TensorInfo, TensorView, TensorViewMut};
 use etgenai::runner::{Event, Flow, Runner, RunnerParts};
 use etgenai::{Error, Result};
@@ -18,8 +20,8 @@ pub const IM_START: u32 = 256;
 pub const IM_END: u32 = 257;
 pub const VOCABULARY: usize = 258;
 
-const LAYERS: usize = 2;
-const HEADS: usize = 2;
+pub const LAYERS: usize = 2;
+pub const HEADS: usize = 2;
 const DIM: usize = 3;
 
 /// What a fake is like.
@@ -33,11 +35,32 @@ pub struct Shape {
     pub kv: DType,
     pub mask: DType,
     pub tokens: DType,
+    pub logits: DType,
+    /// Graph names; by block size if empty.
+    pub names: Vec<&'static str>,
+    /// A cache tensor of its own for every head, as in older files.
+    pub per_head: bool,
+    /// Prefill and decode have encodings of their own, and the constants say so.
+    pub two_encodings: bool,
+    /// Masks `[1, AR, CL]`, as in older files.
+    pub rank_three_mask: bool,
 }
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { blocks: vec![1, 32], context: 256, window: None, kv: DType::F32, mask: DType::F32, tokens: DType::I32 }
+        Self {
+            blocks: vec![1, 32],
+            context: 256,
+            window: None,
+            kv: DType::F32,
+            mask: DType::F32,
+            tokens: DType::I32,
+            logits: DType::F32,
+            names: Vec::new(),
+            per_head: false,
+            two_encodings: false,
+            rank_three_mask: false,
+        }
     }
 }
 
@@ -58,41 +81,115 @@ pub struct Control {
     pub calls: Vec<usize>,
     /// Answer with NaN from now on.
     pub nan: bool,
+    /// The next token follows from a row's own, instead of from all it sees.
+    pub follow: Option<fn(u32) -> u32>,
 }
 
 pub type Shared = Arc<Mutex<Control>>;
 
 pub struct FakeDecoder {
     graphs: Vec<GraphSignature>,
-    window: Option<usize>,
+    shape: Shape,
+    constants: Constants,
     control: Shared,
 }
 
 impl FakeDecoder {
     pub fn new(shape: &Shape) -> (Self, Shared) {
         let control = Shared::default();
-        let graphs = shape.blocks.iter().map(|&ar| signature(shape, ar)).collect();
-        (Self { graphs, window: shape.window, control: control.clone() }, control)
+        let names = |index: usize, ar: usize| match (shape.names.get(index), ar) {
+            (Some(name), _) => (*name).to_owned(),
+            (None, 1) => "kv_forward".into(),
+            (None, ar) => format!("prefill_forward_{ar}"),
+        };
+        let graphs = shape.blocks.iter().enumerate();
+        let graphs = graphs.map(|(index, &ar)| signature(shape, ar, names(index, ar))).collect();
+        (Self { graphs, shape: shape.clone(), constants: constants(shape), control: control.clone() }, control)
     }
 }
 
-fn signature(shape: &Shape, ar: usize) -> GraphSignature {
+fn constants(shape: &Shape) -> Constants {
+    let mut all = Vec::new();
+    let mut add = |name: String, value| all.push(Constant { name, values: vec![value] });
+    if let Some((scale, zero_point)) = logits_encoding(shape.logits) {
+        add("get_logits_scale".into(), ConstantValue::Real(scale.into()));
+        add("get_logits_zero_point".into(), ConstantValue::Integer(zero_point));
+    }
+    if shape.two_encodings {
+        add("get_n_layers".into(), ConstantValue::Integer(LAYERS as i64));
+        for (layer, kind, side) in
+            (0..LAYERS).flat_map(|l| ["k", "v"].into_iter().flat_map(move |k| ["output", "input"].map(|s| (l, k, s))))
+        {
+            let encoding = Encoding::of(shape, side == "output");
+            add(format!("get_{kind}_scale_{side}_{layer}"), ConstantValue::Real(encoding.scale));
+            add(format!("get_{kind}_zero_point_{side}_{layer}"), ConstantValue::Integer(encoding.zero_point));
+        }
+    }
+    Constants::new(all)
+}
+
+/// Scale and zero point of quantized logits.
+fn logits_encoding(dtype: DType) -> Option<(f32, i64)> {
+    match dtype {
+        DType::U16 => Some((1.0 / 16384.0, 1000)),
+        DType::U8 => Some((1.0 / 64.0, 10)),
+        _ => None,
+    }
+}
+
+/// How KV elements, whole numbers below 251, are written.
+#[derive(Clone, Copy)]
+pub struct Encoding {
+    scale: f64,
+    zero_point: i64,
+}
+
+impl Encoding {
+    /// Encodings that hold every element exactly, so that converted caches can be checked.
+    pub fn of(shape: &Shape, prefill: bool) -> Self {
+        match (shape.two_encodings && !prefill, shape.kv) {
+            (false, _) => Self { scale: 1.0, zero_point: 0 },
+            (true, DType::U16) => Self { scale: 0.5, zero_point: 100 },
+            (true, _) => Self { scale: 1.0, zero_point: 5 },
+        }
+    }
+
+    pub fn level(self, element: u64) -> u64 {
+        (element as f64 / self.scale) as u64 + self.zero_point as u64
+    }
+
+    /// What no element gives is corrupt, and fits nothing.
+    pub fn element(self, level: u64) -> u64 {
+        let element = (level as f64 - self.zero_point as f64) * self.scale;
+        if element >= 0.0 { element as u64 } else { u64::MAX }
+    }
+}
+
+fn signature(shape: &Shape, ar: usize, name: String) -> GraphSignature {
     let info = |name: String, dtype, shape: &[usize]| TensorInfo { name, dtype, shape: shape.to_vec() };
     let slots = shape.context - ar;
-    let mut inputs = vec![
-        info("tokens".into(), shape.tokens, &[1, ar]),
-        info("attention_mask".into(), shape.mask, &[1, 1, ar, shape.context]),
-    ];
+    let mask: &[usize] = if shape.rank_three_mask { &[1, ar, shape.context] } else { &[1, 1, ar, shape.context] };
+    let mut inputs =
+        vec![info("tokens".into(), shape.tokens, &[1, ar]), info("attention_mask".into(), shape.mask, mask)];
     if shape.window.is_some() {
-        inputs.push(info("window_mask".into(), shape.mask, &[1, 1, ar, shape.context]));
+        inputs.push(info("window_mask".into(), shape.mask, mask));
     }
-    inputs.push(info("input_pos".into(), DType::I32, &[1, ar]));
-    inputs.extend((0..LAYERS).map(|l| info(format!("k_cache_{l}"), shape.kv, &[1, HEADS, DIM, slots])));
-    inputs.extend((0..LAYERS).map(|l| info(format!("v_cache_{l}"), shape.kv, &[1, HEADS, slots, DIM])));
-    let mut outputs = vec![info("logits".into(), DType::F32, &[1, ar, VOCABULARY])];
-    outputs.extend((0..LAYERS).map(|l| info(format!("k_out_{l}"), shape.kv, &[1, HEADS, DIM, ar])));
-    outputs.extend((0..LAYERS).map(|l| info(format!("v_out_{l}"), shape.kv, &[1, HEADS, ar, DIM])));
-    let name = if ar == 1 { "kv_forward".into() } else { format!("prefill_forward_{ar}") };
+    let caches = |kind: &str, a: usize, b: usize| -> Vec<TensorInfo> {
+        let layers = 0..LAYERS;
+        if shape.per_head {
+            let heads = layers.flat_map(|layer| (0..HEADS).map(move |head| (layer, head)));
+            return heads.map(|(l, h)| info(format!("{kind}_{l}_{h}"), shape.kv, &[1, a, b])).collect();
+        }
+        layers.map(|layer| info(format!("{kind}_{layer}"), shape.kv, &[1, HEADS, a, b])).collect()
+    };
+    if slots > 0 {
+        inputs.push(info("input_pos".into(), DType::I32, &[1, ar]));
+        inputs.extend(caches("k_cache", DIM, slots));
+        inputs.extend(caches("v_cache", slots, DIM));
+    }
+    let mut outputs = vec![info("logits".into(), shape.logits, &[1, ar, VOCABULARY])];
+    outputs.extend(caches("k_out", DIM, ar));
+    outputs.extend(caches("v_out", ar, DIM));
     GraphSignature { name, inputs, outputs }
 }
 
@@ -101,7 +198,7 @@ fn hash(values: &[u64]) -> u64 {
 }
 
 /// KV element `place` of K (0) or V (1): the first two tell token and position, the third checks them.
-fn element(layer: usize, kind: usize, head: usize, place: usize, token: u64, position: u64) -> u64 {
+pub fn element(layer: usize, kind: usize, head: usize, place: usize, token: u64, position: u64) -> u64 {
     match place {
         0 => token % 251,
         1 => position % 251,
@@ -109,7 +206,7 @@ fn element(layer: usize, kind: usize, head: usize, place: usize, token: u64, pos
     }
 }
 
-fn read(view: &TensorView<'_>, index: usize) -> u64 {
+pub fn read(view: &TensorView<'_>, index: usize) -> u64 {
     match view.dtype {
         DType::F32 => view.as_slice::<f32>().unwrap()[index] as u64,
         DType::U16 => view.as_slice::<u16>().unwrap()[index].into(),
@@ -117,7 +214,7 @@ fn read(view: &TensorView<'_>, index: usize) -> u64 {
     }
 }
 
-fn write(view: &mut TensorViewMut<'_>, index: usize, value: u64) {
+pub fn write(view: &mut TensorViewMut<'_>, index: usize, value: u64) {
     match view.dtype {
         DType::F32 => view.as_mut_slice::<f32>().unwrap()[index] = value as f32,
         DType::U16 => view.as_mut_slice::<u16>().unwrap()[index] = value as u16,
@@ -148,6 +245,22 @@ struct Call<'a> {
     masks: [&'a TensorView<'a>; LAYERS],
     caches: &'a [TensorView<'a>],
     window: Option<usize>,
+    encoding: Encoding,
+    per_head: bool,
+}
+
+/// Where element `place` of slot `slot` of a head is: which tensor of K (0) or V (1) of a layer, and which element of it.
+pub fn locate(per_head: bool, kind: usize, head: usize, place: usize, slot: usize, slots: usize) -> (usize, usize) {
+    let inside = |head: usize| match kind {
+        0 => (head * DIM + place) * slots + slot,
+        _ => (head * slots + slot) * DIM + place,
+    };
+    if per_head { (head, inside(0)) } else { (0, inside(head)) }
+}
+
+/// Tensors of a layer's K, or of its V.
+fn tensors_of_layer(per_head: bool) -> usize {
+    if per_head { HEADS } else { 1 }
 }
 
 impl Call<'_> {
@@ -176,9 +289,14 @@ impl Call<'_> {
 
     /// Position and token of a cache slot, the same for every head and for K and V.
     fn cached(&self, layer: usize, slot: usize) -> Result<(u64, u64)> {
-        let (keys, values) = (&self.caches[layer], &self.caches[LAYERS + layer]);
-        let key = |head: usize, place: usize| read(keys, (head * DIM + place) * self.slots + slot);
-        let value = |head: usize, place: usize| read(values, (head * self.slots + slot) * DIM + place);
+        let per_layer = tensors_of_layer(self.per_head);
+        let read = |kind: usize, head: usize, place: usize| {
+            let (tensor, index) = locate(self.per_head, kind, head, place, slot, self.slots);
+            let tensor = &self.caches[(kind * LAYERS + layer) * per_layer + tensor];
+            self.encoding.element(read(tensor, index))
+        };
+        let key = |head: usize, place: usize| read(0, head, place);
+        let value = |head: usize, place: usize| read(1, head, place);
         // A slot is a position; what was written for another one does not fit.
         let (token, position) = (key(0, 0), slot as u64);
         for head in 0..HEADS {
@@ -216,15 +334,22 @@ impl LoadedComponent for FakeDecoder {
             None => {}
         }
         let ar = inputs[0].shape[1];
-        let first_cache = if self.window.is_some() { 4 } else { 3 };
+        let slots = self.shape.context - ar;
+        let masks = if self.shape.window.is_some() { [&inputs[1], &inputs[2]] } else { [&inputs[1]; 2] };
+        let next = if self.shape.window.is_some() { 3 } else { 2 };
+        let per_head = self.shape.per_head;
+        let encoding = Encoding::of(&self.shape, self.graphs[graph].name.starts_with("prefill"));
         let call = Call {
             ar,
-            slots: inputs[1].shape[3] - ar,
+            slots,
             tokens: (0..ar).map(|i| read_id(&inputs[0], i)).collect(),
-            positions: (0..ar).map(|i| read_id(&inputs[first_cache - 1], i)).collect(),
-            masks: [&inputs[1], &inputs[first_cache - 2]],
-            caches: &inputs[first_cache..],
-            window: self.window,
+            // A block of the whole context counts from 0.
+            positions: (0..ar).map(|i| if slots == 0 { i as u64 } else { read_id(&inputs[next], i) }).collect(),
+            masks,
+            caches: inputs.get(next + 1..).unwrap_or_default(),
+            window: self.shape.window,
+            encoding,
+            per_head,
         };
         // Whatever is not asked for is poison.
         for output in outputs.iter_mut() {
@@ -235,17 +360,25 @@ impl LoadedComponent for FakeDecoder {
         for row in 0..valid {
             let seen = [call.visible(row, 0)?, call.visible(row, 1)?];
             if options.logits_rows.as_ref().is_none_or(|rows| rows.contains(&row)) {
-                write_logits(&mut outputs[0], row, hash(&seen), &mut control)?;
+                let next = control.follow.map(|follow| follow(call.tokens[row] as u32));
+                write_logits(&mut outputs[0], row, hash(&seen), next, &mut control)?;
             }
             for layer in 0..LAYERS {
                 for (head, place) in (0..HEADS).flat_map(|head| (0..DIM).map(move |place| (head, place))) {
-                    let value = |kind| element(layer, kind, head, place, call.tokens[row], call.positions[row]);
-                    write(&mut outputs[1 + layer], (head * DIM + place) * ar + row, value(0));
-                    write(&mut outputs[1 + LAYERS + layer], (head * ar + row) * DIM + place, value(1));
+                    for kind in 0..2 {
+                        let value = element(layer, kind, head, place, call.tokens[row], call.positions[row]);
+                        let (tensor, index) = locate(per_head, kind, head, place, row, ar);
+                        let tensor = 1 + (kind * LAYERS + layer) * tensors_of_layer(per_head) + tensor;
+                        write(&mut outputs[tensor], index, encoding.level(value));
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    fn constants(&self) -> &Constants {
+        &self.constants
     }
 
     fn weight_bytes(&self) -> u64 {
@@ -265,13 +398,23 @@ fn read_id(view: &TensorView<'_>, index: usize) -> u64 {
 }
 
 /// The maximum is the scripted token, or a lower-case letter or space picked by the hash.
-fn write_logits(output: &mut TensorViewMut<'_>, row: usize, seen: u64, control: &mut Control) -> Result<()> {
+fn write_logits(
+    output: &mut TensorViewMut<'_>,
+    row: usize,
+    seen: u64,
+    next: Option<u32>,
+    control: &mut Control,
+) -> Result<()> {
     let pick = |h: u64| if h.is_multiple_of(6) { u64::from(b' ') } else { u64::from(b'a') + h / 6 % 26 };
-    let best = control.script.pop_front().map_or(pick(seen >> 7), u64::from);
-    let logits = &mut output.as_mut_slice::<f32>()?[row * VOCABULARY..(row + 1) * VOCABULARY];
-    for (id, logit) in logits.iter_mut().enumerate() {
+    let best = control.script.pop_front().or(next).map_or(pick(seen >> 7), u64::from);
+    for id in 0..VOCABULARY {
         let noise = (hash(&[seen, id as u64]) >> 40) as f32 / (1u64 << 24) as f32;
-        *logit = if control.nan { f32::NAN } else { noise + if id as u64 == best { 2.0 } else { 0.0 } };
+        let logit = noise + if id as u64 == best { 2.0 } else { 0.0 };
+        let at = row * VOCABULARY + id;
+        match logits_encoding(output.dtype) {
+            Some((scale, zero_point)) => write(output, at, (logit / scale) as u64 + zero_point as u64),
+            None => output.as_mut_slice::<f32>()?[at] = if control.nan { f32::NAN } else { logit },
+        }
     }
     Ok(())
 }
