@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -171,16 +170,19 @@ bool contains(const char *name, std::string_view part)
     return name != nullptr && std::string_view(name).find(part) != std::string_view::npos;
 }
 
-/** The number behind the first underscore of a name like `input_3_args_0@0`, by which the backend sorts inputs. */
-std::optional<long> position_in_name(const char *name)
+constexpr long kNoPosition = -1;
+
+/** The number behind the first underscore of a name like `input_3_args_0@0`, by which the backend sorts inputs; kNoPosition if
+ *  there is none that fits. */
+long position_in_name(const char *name)
 {
     const char *const underscore = name == nullptr ? nullptr : std::strchr(name, '_');
     if (underscore == nullptr) {
-        return std::nullopt;
+        return kNoPosition;
     }
     char *end = nullptr;
     const long number = std::strtol(underscore + 1, &end, 10);
-    return end == underscore + 1 || number < 0 || number > INT32_MAX ? std::nullopt : std::optional(number);
+    return end == underscore + 1 || number < 0 || number > INT32_MAX ? kNoPosition : number;
 }
 
 /** A system context, whose memory the binary info lies in. */
@@ -251,12 +253,12 @@ class GraphCheck {
                 numbered.emplace_back(i, &tensor);
                 continue;
             }
-            const std::optional<long> position = position_in_name(tensor.name);
-            if (!position) {
+            const long position = position_in_name(tensor.name);
+            if (position == kNoPosition) {
                 fail("input '" + std::string(tensor.name == nullptr ? "" : tensor.name) +
                      "' has no number in its name, by which inputs are bound (input_0_…)");
             }
-            numbered.emplace_back(*position, &tensor);
+            numbered.emplace_back(position, &tensor);
         }
         std::stable_sort(numbered.begin(), numbered.end(),
                          [](const auto &left, const auto &right) { return left.first < right.first; });
