@@ -30,6 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "etgenai_engine.h"
 
 /** Where functions live: define ETG_STATIC to link the static library on Windows. */
 #if defined(_WIN32) && !defined(ETG_STATIC)
@@ -280,6 +281,31 @@
 #define ETG_ROLE_TOOL 3
 
 /**
+ * Decoding: every graph there is, prompts in the largest blocks that fit.
+ */
+#define ETG_DECODING_AUTO 0
+
+/**
+ * Decoding: the graph kv_forward alone, for prompts too.
+ */
+#define ETG_DECODING_KV 1
+
+/**
+ * Decoding: prefill_forward and kv_forward, which must both be there.
+ */
+#define ETG_DECODING_HYBRID 2
+
+/**
+ * Rounding of re-quantized levels: to the nearest, ties to even.
+ */
+#define ETG_REQUANT_NEAREST 0
+
+/**
+ * Rounding of re-quantized levels: towards zero, as upstream's runner did.
+ */
+#define ETG_REQUANT_TRUNCATE 1
+
+/**
  * Event: the text of the new messages (`text`), when the option echo is on.
  */
 #define ETG_EVENT_PROMPT 1
@@ -388,6 +414,11 @@ typedef struct etg_detokenizer etg_detokenizer;
 typedef struct etg_embedding etg_embedding;
 
 /**
+ * What executes a model: loads its components and runs their graphs. Runners and other handles that use it keep it alive.
+ */
+typedef struct etg_engine etg_engine;
+
+/**
  * How a reply is generated and how tokens are chosen. A new one is greedy, without a limit other than the context.
  * Setters check their value at once and leave the options unchanged when it is refused.
  */
@@ -414,6 +445,12 @@ typedef struct etg_image_processor etg_image_processor;
  * becomes control tokens.
  */
 typedef struct etg_messages etg_messages;
+
+/**
+ * The files of a model as upstream's exporter writes them: a text decoder, and for models with pictures a token embedding
+ * and a vision encoder, each of which can be replaced by itself; and a tokenizer. Read when a runner is opened.
+ */
+typedef struct etg_model_files etg_model_files;
 
 /**
  * Normalized tiles of a picture, as a vision encoder takes them: floats [tiles, 3, height, width].
@@ -1732,8 +1769,69 @@ int32_t etg_runner_options_set_image_cache_bytes(struct etg_runner_options *opti
                                                  size_t bytes);
 
 /**
+ * Which graphs of the decoder run, an `ETG_DECODING_` constant; `ETG_DECODING_AUTO` is the default. For lookahead see
+ * `etg_runner_options_set_lookahead`; the one set last counts.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_decoding(struct etg_runner_options *options,
+                                        int32_t decoding);
+
+/**
+ * Lookahead decoding: several tokens guessed and verified a call; the text is that of the other modes. The sizes are those
+ * the model was exported with: `ngram` (N, 2 or more), `window` (W) and `gcap` (G), 1 or more; a graph must take blocks of
+ * (W + G) * (N - 1) tokens, which is checked when a runner is opened.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or a size out of range).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_lookahead(struct etg_runner_options *options,
+                                         size_t ngram,
+                                         size_t window,
+                                         size_t gcap);
+
+/**
+ * How the KV cache is re-quantized between prefill and decode, an `ETG_REQUANT_` constant, in files that ask for it;
+ * `ETG_REQUANT_NEAREST` is the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_requant_rounding(struct etg_runner_options *options,
+                                                int32_t rounding);
+
+/**
+ * Whether to ask the engine for memory that the processor shares (1), for inputs, outputs and the KV cache; 0 is the
+ * default. Engines without such memory use ordinary memory.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or neither 0 nor 1).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_options_set_shared_memory(struct etg_runner_options *options,
+                                             int32_t shared);
+
+/**
  * Set any of the options from one JSON object, e.g. `{"threads": 4}`. Keys: threads, template, template_variables,
- * system_prompt, image_tiling (checkpoint, split, whole or single), image_cache_bytes; null takes the default.
+ * system_prompt, image_tiling (checkpoint, split, whole or single), image_cache_bytes, decoding ("auto", "kv", "hybrid" or
+ * {"lookahead": {"ngram": N, "window": W, "gcap": G}}), requant_rounding (nearest or truncate), shared_memory; null takes
+ * the default.
  *
  * - Threads: any.
  * - Owns: the text is copied.
@@ -1746,6 +1844,264 @@ ETG_MUST_USE
 int32_t etg_runner_options_set_json(struct etg_runner_options *options,
                                     const char *json,
                                     size_t length);
+
+/**
+ * Make an engine that is inside the library: the only name is "cpu". `options` is a JSON object, or empty; its only key is
+ * threads (0: one a physical core).
+ *
+ * - Threads: any.
+ * - Owns: the texts are not kept. `*engine_out` is the caller's; free it with `etg_engine_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not UTF-8, unknown key, wrong type), `ETG_ERROR_NOT_FOUND` (no such
+ *   engine), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: nothing was made, `*engine_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_engine_builtin(const char *name,
+                           size_t name_length,
+                           const char *options,
+                           size_t options_length,
+                           struct etg_engine **engine_out);
+
+/**
+ * Take an engine of the host over; see `etgenai_engine.h`. The struct is copied. Its `destroy` is called when the handle
+ * and everything that uses the engine is gone.
+ *
+ * - Threads: any. The engine's functions are called as `etgenai_engine.h` says.
+ * - Owns: takes the engine over if it succeeds. `*engine_out` is the caller's; free it with `etg_engine_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, struct_size too small, a function is missing), `ETG_ERROR_UNSUPPORTED`
+ *   (made for another major version of the engine ABI).
+ * - After a failure: nothing was taken over (`destroy` is not called), `*engine_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_engine_from_functions(const etg_engine_functions *functions,
+                                  struct etg_engine **engine_out);
+
+/**
+ * Open an engine library, e.g. libetgenai_executorch.so; a path without a folder is looked for by the system. `options` is
+ * a JSON object for it, or empty.
+ *
+ * - Threads: any.
+ * - Owns: the texts are not kept. `*engine_out` is the caller's; free it with `etg_engine_free`. The library stays loaded
+ *   as long as the engine is used.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not UTF-8, and what the library refuses), `ETG_ERROR_NOT_FOUND`,
+ *   `ETG_ERROR_ENGINE` (cannot be loaded, or is no engine library), `ETG_ERROR_UNSUPPORTED` (made for another major version
+ *   of the engine ABI).
+ * - After a failure: there is no engine, `*engine_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_engine_load_library(const char *path,
+                                size_t path_length,
+                                const char *options,
+                                size_t options_length,
+                                struct etg_engine **engine_out);
+
+/**
+ * Free an engine handle. NULL is allowed and does nothing.
+ *
+ * - Threads: any; runners that use the engine keep it.
+ * - Owns: takes the handle back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live engine: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_engine_free(struct etg_engine *engine);
+
+/**
+ * The engine as functions of `etgenai_engine.h`, for programs that want to execute graphs themselves. Set
+ * `functions_out->struct_size` first. Whoever has the functions calls their `destroy` when done; the handle may be freed
+ * before.
+ *
+ * - Threads: any.
+ * - Owns: the functions are the caller's until it calls their `destroy`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, struct_size too small).
+ * - After a failure: `*functions_out` is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_engine_get_functions(const struct etg_engine *engine,
+                                 etg_engine_functions *functions_out);
+
+/**
+ * What a program file holds, as one JSON object: description, weight_bytes, graphs (name, inputs and outputs with name,
+ * dtype and shape), constants (name and values). The program is loaded and closed again. `component` is what it is for, e.g.
+ * "text_decoder"; an engine that does not care takes any.
+ *
+ * - Threads: any.
+ * - Owns: the texts are not kept. `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8), and what the engine reports: `ETG_ERROR_NOT_FOUND`,
+ *   `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_ENGINE`.
+ * - After a failure: `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_engine_inspect_json(const struct etg_engine *engine,
+                                const char *component,
+                                size_t component_length,
+                                const char *path,
+                                size_t path_length,
+                                struct etg_buffer **buffer_out);
+
+/**
+ * Make an empty set of files.
+ *
+ * - Threads: any.
+ * - Owns: `*files_out` is the caller's; free it with `etg_model_files_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*files_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_model_files_create(struct etg_model_files **files_out);
+
+/**
+ * Free a set of files. NULL is allowed and does nothing.
+ *
+ * - Threads: any; runners opened from it are not touched.
+ * - Owns: takes the set back, and bytes that were copied into it.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_model_files_free(struct etg_model_files *files);
+
+/**
+ * Set the file of a component: "text_decoder", "tok_embedding", "vision_encoder" or "attention_sink_evictor". It is looked
+ * at when a runner is opened.
+ *
+ * - Threads: any.
+ * - Owns: the texts are copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, empty path), `ETG_ERROR_NOT_FOUND` (no such
+ *   component; the message lists them).
+ * - After a failure: the set is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_model_files_set_component(struct etg_model_files *files,
+                                      const char *component,
+                                      size_t component_length,
+                                      const char *path,
+                                      size_t path_length);
+
+/**
+ * Set a component's program from memory.
+ *
+ * - Threads: any.
+ * - Owns: the bytes are copied; the copy lives until the set and all runners opened from it are gone.
+ * - Codes: as `etg_model_files_set_component`.
+ * - After a failure: the set is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_model_files_set_component_bytes(struct etg_model_files *files,
+                                            const char *component,
+                                            size_t component_length,
+                                            const uint8_t *bytes,
+                                            size_t bytes_length);
+
+/**
+ * Say that the engine holds a component's program already, under this name: for engines of the host.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: as `etg_model_files_set_component`.
+ * - After a failure: the set is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_model_files_set_component_held(struct etg_model_files *files,
+                                           const char *component,
+                                           size_t component_length);
+
+/**
+ * Set the tokenizer: tokenizer.json, tokenizer.model (SentencePiece or tiktoken), tokenizer.bin (llama2.c), or a folder
+ * with one of them. Special tokens, the chat template and the settings of pictures are read from the files beside it
+ * (tokenizer_config.json, chat_template.jinja, preprocessor_config.json …), as far as they are there.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, empty).
+ * - After a failure: the set is unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_model_files_set_tokenizer(struct etg_model_files *files,
+                                      const char *path,
+                                      size_t path_length);
+
+/**
+ * Set any of the files from one JSON object of paths. Keys: text_decoder, tok_embedding, vision_encoder,
+ * attention_sink_evictor, tokenizer; null takes a file out.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+ *   key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the set is unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_model_files_set_json(struct etg_model_files *files,
+                                 const char *json,
+                                 size_t length);
+
+/**
+ * Open a model from its files with an engine, and begin an empty conversation. `options` may be NULL: the defaults.
+ *
+ * - Threads: any.
+ * - Owns: `*runner_out` is the caller's; free it with `etg_runner_free`. Files, engine handle and options may be freed at
+ *   once; the runner keeps the engine.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a file is not set, files that do not belong together),
+ *   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_ENGINE`.
+ * - After a failure: nothing was opened, `*runner_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_open_files(const struct etg_model_files *files,
+                              const struct etg_engine *engine,
+                              const struct etg_runner_options *options,
+                              struct etg_runner **runner_out);
+
+/**
+ * Open a compiled model folder with an engine, and begin an empty conversation. `options` may be NULL: the defaults; their
+ * threads are the engine's own matter.
+ *
+ * - Threads: any.
+ * - Owns: as `etg_runner_open_files`.
+ * - Codes: as `etg_runner_open`.
+ * - After a failure: nothing was opened, `*runner_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_open_with_engine(const char *path,
+                                    size_t path_length,
+                                    const struct etg_engine *engine,
+                                    const struct etg_runner_options *options,
+                                    struct etg_runner **runner_out);
+
+/**
+ * Re-quantize levels of a KV cache in place, for runners that keep a cache of their own: what a prefill graph wrote with
+ * one encoding (real = (level - zero_point) * scale) becomes what a decode graph reads with another, within the levels'
+ * range. `level_bytes` is 1 (uint8_t) or 2 (uint16_t, aligned). `etg_runner` does this by itself.
+ *
+ * - Threads: any; `levels` is the caller's alone during the call.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, a level size other than 1 and 2, a scale that is not above 0, not such a
+ *   constant).
+ * - After a failure: the levels are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_kv_requantize(uint8_t *levels,
+                          size_t level_count,
+                          size_t level_bytes,
+                          float from_scale,
+                          int32_t from_zero_point,
+                          float to_scale,
+                          int32_t to_zero_point,
+                          int32_t rounding);
 
 /**
  * Open a compiled model folder and begin an empty conversation. `options` may be NULL: the defaults.

@@ -667,6 +667,13 @@ private:
     detail::Owned<etg_generate_options, etg_generate_options_free> handle_;
 };
 
+/** Which graphs of a decoder run. */
+enum class Decoding : std::int32_t {
+    automatic = ETG_DECODING_AUTO,
+    kv = ETG_DECODING_KV,
+    hybrid = ETG_DECODING_HYBRID,
+};
+
 /** How a runner is opened. */
 class RunnerOptions {
 public:
@@ -698,6 +705,24 @@ public:
     {
         return detail::check(etg_runner_options_set_image_cache_bytes(get(), bytes));
     }
+    Result<void> decoding(Decoding mode)
+    {
+        return detail::check(etg_runner_options_set_decoding(get(), static_cast<std::int32_t>(mode)));
+    }
+    /** Sizes of lookahead decoding: N, W and G. */
+    Result<void> lookahead(std::size_t ngram, std::size_t window, std::size_t gcap)
+    {
+        return detail::check(etg_runner_options_set_lookahead(get(), ngram, window, gcap));
+    }
+    /** ETG_REQUANT_NEAREST or ETG_REQUANT_TRUNCATE. */
+    Result<void> requant_rounding(std::int32_t rounding)
+    {
+        return detail::check(etg_runner_options_set_requant_rounding(get(), rounding));
+    }
+    Result<void> shared_memory(bool shared)
+    {
+        return detail::check(etg_runner_options_set_shared_memory(get(), shared ? 1 : 0));
+    }
     Result<void> json(std::string_view text)
     {
         return detail::check(etg_runner_options_set_json(get(), text.data(), text.size()));
@@ -708,6 +733,102 @@ public:
 
 private:
     detail::Owned<etg_runner_options, etg_runner_options_free> handle_;
+};
+
+/** What executes a model. */
+class Engine {
+public:
+    /** Take over a C handle. */
+    explicit Engine(etg_engine *owned) : handle_(owned) {}
+
+    /** An engine inside the library: "cpu". `options` is a JSON object, or empty. */
+    static Result<Engine> builtin(std::string_view name = "cpu", std::string_view options = {})
+    {
+        return detail::object_from<Engine, etg_engine>([&](etg_engine **out) {
+            return etg_engine_builtin(name.data(), name.size(), options.data(), options.size(), out);
+        });
+    }
+    /** An engine library, e.g. libetgenai_executorch.so. */
+    static Result<Engine> load_library(std::string_view path, std::string_view options = {})
+    {
+        return detail::object_from<Engine, etg_engine>([&](etg_engine **out) {
+            return etg_engine_load_library(path.data(), path.size(), options.data(), options.size(), out);
+        });
+    }
+    /** An engine of the host; taken over if this succeeds. */
+    static Result<Engine> from_functions(const etg_engine_functions &functions)
+    {
+        return detail::object_from<Engine, etg_engine>(
+            [&](etg_engine **out) { return etg_engine_from_functions(&functions, out); });
+    }
+
+    /** The engine as functions; call their `destroy` when done. */
+    Result<etg_engine_functions> functions() const
+    {
+        etg_engine_functions functions = etg_engine_functions_init();
+        const std::int32_t status = etg_engine_get_functions(get(), &functions);
+        if (status < 0) {
+            return detail::fail<etg_engine_functions>(status);
+        }
+        return functions;
+    }
+
+    /** What a program file holds, as JSON. */
+    Result<std::string> inspect_json(std::string_view component, std::string_view path) const
+    {
+        return detail::text_from([&](etg_buffer **out) {
+            return etg_engine_inspect_json(get(), component.data(), component.size(), path.data(), path.size(), out);
+        });
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_engine *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_engine, etg_engine_free> handle_;
+};
+
+/** A model as single program files beside a tokenizer. */
+class ModelFiles {
+public:
+    ModelFiles()
+    {
+        etg_model_files *raw = nullptr;
+        (void)!etg_model_files_create(&raw);
+        handle_.reset(raw);
+    }
+
+    /** The file of "text_decoder", "tok_embedding", "vision_encoder" or "attention_sink_evictor". */
+    Result<void> component(std::string_view name, std::string_view path)
+    {
+        return detail::check(
+            etg_model_files_set_component(get(), name.data(), name.size(), path.data(), path.size()));
+    }
+    /** A component's program from memory; copied. */
+    Result<void> component_bytes(std::string_view name, const std::uint8_t *bytes, std::size_t size)
+    {
+        return detail::check(etg_model_files_set_component_bytes(get(), name.data(), name.size(), bytes, size));
+    }
+    /** The engine holds this component's program already. */
+    Result<void> component_held(std::string_view name)
+    {
+        return detail::check(etg_model_files_set_component_held(get(), name.data(), name.size()));
+    }
+    Result<void> tokenizer(std::string_view path)
+    {
+        return detail::check(etg_model_files_set_tokenizer(get(), path.data(), path.size()));
+    }
+    /** Any of the files from one JSON object of paths. */
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_model_files_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_model_files *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_model_files, etg_model_files_free> handle_;
 };
 
 /** One finished reply. */
@@ -815,6 +936,21 @@ public:
     static Result<Runner> open(std::string_view folder, const RunnerOptions &options)
     {
         return open_with(folder, options.get());
+    }
+
+    /** Open a compiled model folder with an engine. */
+    static Result<Runner> open(std::string_view folder, const Engine &engine, const RunnerOptions &options = {})
+    {
+        return detail::object_from<Runner, etg_runner>([&](etg_runner **out) {
+            return etg_runner_open_with_engine(folder.data(), folder.size(), engine.get(), options.get(), out);
+        });
+    }
+    /** Open a model from its files with an engine. */
+    static Result<Runner> open(const ModelFiles &files, const Engine &engine, const RunnerOptions &options = {})
+    {
+        return detail::object_from<Runner, etg_runner>([&](etg_runner **out) {
+            return etg_runner_open_files(files.get(), engine.get(), options.get(), out);
+        });
     }
 
     /** Answer messages with the options that the checkpoint recommends. */

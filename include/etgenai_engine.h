@@ -26,6 +26,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 /** Changes when something changes its meaning. */
 #define ETG_ENGINE_ABI_MAJOR 1
@@ -239,6 +240,16 @@ typedef struct etg_engine_host {
 typedef int32_t (*etg_engine_open_fn)(const etg_engine_host *host, const char *options, size_t options_length,
                                       etg_engine_functions *functions_out, etg_engine_error *error);
 #define ETG_ENGINE_OPEN_SYMBOL "etg_engine_open"
+
+/** Functions to fill in: size and version set, everything else zero. */
+static inline etg_engine_functions etg_engine_functions_init(void)
+{
+    etg_engine_functions functions;
+    memset(&functions, 0, sizeof functions);
+    functions.struct_size = (uint32_t)sizeof functions;
+    functions.abi_version = ETG_ENGINE_ABI_VERSION;
+    return functions;
+}
 
 #ifdef __cplusplus
 }

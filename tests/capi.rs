@@ -490,8 +490,10 @@ mod sweep {
     ];
 
     /// Arguments that may be NULL.
-    const OPTIONAL: [&str; 17] = [
+    const OPTIONAL: [&str; 19] = [
         "etg_runner_open.options",
+        "etg_runner_open_files.options",
+        "etg_runner_open_with_engine.options",
         "etg_runner_generate.options",
         "etg_runner_generate.on_event",
         "etg_runner_generate.user_data",
@@ -564,6 +566,8 @@ mod sweep {
                 "etg_pixels" => "&new_pixels",
                 "etg_image_processor" => "&new_image_processor",
                 "etg_embedding" => "&new_embedding",
+                "etg_engine" => "&new_engine",
+                "etg_model_files" => "&new_model_files",
                 "uint8_t" => "&bytes_out",
                 "char" => "&text_out",
                 "uint32_t" => "&ids_out",
@@ -583,6 +587,9 @@ mod sweep {
             ("etg_pixels" | "etg_pixels*", _) => "pixels",
             ("etg_image_processor" | "etg_image_processor*", _) => "image_processor",
             ("etg_embedding" | "etg_embedding*", _) => "embedding",
+            ("etg_engine" | "etg_engine*", _) => "engine",
+            ("etg_model_files" | "etg_model_files*", _) => "model_files",
+            ("etg_engine_functions" | "etg_engine_functions*", _) => "&functions",
             ("etg_yuv420" | "etg_yuv420*", _) => "&frame",
             ("etg_turn_result" | "etg_turn_result*", _) => "&result",
             ("etg_event_fn" | "etg_progress_fn" | "void" | "void*", _) => "NULL",

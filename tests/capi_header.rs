@@ -31,6 +31,8 @@ const SOURCES: &[&str] = &[
     "messages",
     "generate_options",
     "runner_options",
+    "engine",
+    "model_files",
     "event",
     "turn_result",
     "runner",

@@ -128,6 +128,11 @@ impl Field<'_> {
         bytes.ok_or_else(|| self.wanted(&format!("a list of {N} numbers, 0 to 255")))
     }
 
+    /// The value as `T`, if it is one.
+    pub(super) fn parsed<T: serde::de::DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_value(self.value.clone()).ok()
+    }
+
     /// The error for a value that is not what was wanted.
     pub(super) fn wanted(&self, wanted: &str) -> Error {
         let mut found = self.value.to_string();

@@ -65,6 +65,13 @@ impl Handle for etg_runner {
 }
 
 impl etg_runner {
+    /// A handle for the caller.
+    pub(super) fn issue(runner: Runner) -> *mut Self {
+        let (capacity, load_ms) = (runner.context_capacity(), runner.stats().load_ms);
+        log::info!("opened a model with a context of {capacity} tokens in {load_ms:.1} ms");
+        handle::issue(Self::new(runner))
+    }
+
     fn new(runner: Runner) -> Self {
         let mut known = Known::default();
         known.refresh(&runner);
@@ -157,9 +164,7 @@ pub unsafe extern "C" fn etg_runner_open(
         let path = unsafe { input::path(path, path_length, "path") }?;
         let options = runner_options::read(options)?;
         let runner = Runner::open(&path, &options)?;
-        let (capacity, load_ms) = (runner.context_capacity(), runner.stats().load_ms);
-        log::info!("opened a model with a context of {capacity} tokens in {load_ms:.1} ms");
-        out.set(handle::issue(etg_runner::new(runner)));
+        out.set(etg_runner::issue(runner));
         Ok(ETG_OK)
     })
 }

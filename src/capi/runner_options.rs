@@ -5,10 +5,11 @@ use super::handle::{self, Handle};
 use super::image_processor;
 use super::input::{self, Out};
 use super::json_fields::{self, Field};
+use super::model_files;
 use super::status::ETG_OK;
-use crate::Result;
 use crate::media::Tiling;
-use crate::runner::RunnerOptions;
+use crate::runner::{DecodingMode, LookaheadOptions, RequantRounding, RunnerOptions};
+use crate::{Error, Result};
 use parking_lot::Mutex;
 use std::ffi::c_char;
 use std::ptr;
@@ -50,8 +51,17 @@ fn update(
 }
 
 /// Keys of the JSON setter.
-const KEYS: [&str; 6] =
-    ["threads", "template", "template_variables", "system_prompt", "image_tiling", "image_cache_bytes"];
+const KEYS: [&str; 9] = [
+    "threads",
+    "template",
+    "template_variables",
+    "system_prompt",
+    "image_tiling",
+    "image_cache_bytes",
+    "decoding",
+    "requant_rounding",
+    "shared_memory",
+];
 
 fn set_field(options: &mut RunnerOptions, field: &Field<'_>) -> Result<bool> {
     match field.key() {
@@ -64,6 +74,9 @@ fn set_field(options: &mut RunnerOptions, field: &Field<'_>) -> Result<bool> {
             let default = RunnerOptions::DEFAULT_IMAGE_CACHE_BYTES;
             options.image_cache_bytes = field.or_null(Field::count)?.unwrap_or(default);
         }
+        "decoding" => options.decoding = field.or_null(decoding)?.unwrap_or_default(),
+        "requant_rounding" => options.requant_rounding = field.or_null(rounding)?.unwrap_or_default(),
+        "shared_memory" => options.shared_memory = field.or_null(Field::flag)?.unwrap_or_default(),
         _ => return Ok(false),
     }
     Ok(true)
@@ -79,6 +92,24 @@ fn tiling(field: &Field<'_>) -> Result<Tiling> {
         _ => Err(field.wanted("one of checkpoint, split, whole, single")),
     }
 }
+
+/// A mode by its name, or lookahead with its sizes.
+fn decoding(field: &Field<'_>) -> Result<DecodingMode> {
+    let wanted = "one of \"auto\", \"kv\", \"hybrid\", {\"lookahead\": {\"ngram\": N, \"window\": W, \"gcap\": G}}";
+    field.parsed().ok_or_else(|| field.wanted(wanted))
+}
+
+/// A rounding by its name.
+fn rounding(field: &Field<'_>) -> Result<RequantRounding> {
+    field.parsed().ok_or_else(|| field.wanted("one of \"nearest\", \"truncate\""))
+}
+
+/// Decoding: every graph there is, prompts in the largest blocks that fit.
+pub const ETG_DECODING_AUTO: i32 = 0;
+/// Decoding: the graph kv_forward alone, for prompts too.
+pub const ETG_DECODING_KV: i32 = 1;
+/// Decoding: prefill_forward and kv_forward, which must both be there.
+pub const ETG_DECODING_HYBRID: i32 = 2;
 
 /// Make options with the default values.
 ///
@@ -218,8 +249,88 @@ pub extern "C" fn etg_runner_options_set_image_cache_bytes(options: *mut etg_run
     })
 }
 
+/// Which graphs of the decoder run, an `ETG_DECODING_` constant; `ETG_DECODING_AUTO` is the default. For lookahead see
+/// `etg_runner_options_set_lookahead`; the one set last counts.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_runner_options_set_decoding(options: *mut etg_runner_options, decoding: i32) -> i32 {
+    update("etg_runner_options_set_decoding", options, |options| {
+        options.decoding = match decoding {
+            ETG_DECODING_AUTO => DecodingMode::Auto,
+            ETG_DECODING_KV => DecodingMode::Kv,
+            ETG_DECODING_HYBRID => DecodingMode::Hybrid,
+            other => {
+                let reason = format!("decoding is {other}, but must be an ETG_DECODING_ constant (0 to 2)");
+                return Err(Error::invalid(reason));
+            }
+        };
+        Ok(())
+    })
+}
+
+/// Lookahead decoding: several tokens guessed and verified a call; the text is that of the other modes. The sizes are those
+/// the model was exported with: `ngram` (N, 2 or more), `window` (W) and `gcap` (G), 1 or more; a graph must take blocks of
+/// (W + G) * (N - 1) tokens, which is checked when a runner is opened.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or a size out of range).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_runner_options_set_lookahead(
+    options: *mut etg_runner_options,
+    ngram: usize,
+    window: usize,
+    gcap: usize,
+) -> i32 {
+    update("etg_runner_options_set_lookahead", options, |options| {
+        options.decoding = DecodingMode::Lookahead(LookaheadOptions { ngram, window, gcap });
+        Ok(())
+    })
+}
+
+/// How the KV cache is re-quantized between prefill and decode, an `ETG_REQUANT_` constant, in files that ask for it;
+/// `ETG_REQUANT_NEAREST` is the default.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_runner_options_set_requant_rounding(options: *mut etg_runner_options, rounding: i32) -> i32 {
+    update("etg_runner_options_set_requant_rounding", options, |options| {
+        options.requant_rounding = model_files::rounding_of(rounding)?;
+        Ok(())
+    })
+}
+
+/// Whether to ask the engine for memory that the processor shares (1), for inputs, outputs and the KV cache; 0 is the
+/// default. Engines without such memory use ordinary memory.
+///
+/// - Threads: any.
+/// - Owns: nothing.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or neither 0 nor 1).
+/// - After a failure: the options are unchanged.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_runner_options_set_shared_memory(options: *mut etg_runner_options, shared: i32) -> i32 {
+    update("etg_runner_options_set_shared_memory", options, |options| {
+        options.shared_memory = input::flag(shared, "shared")?;
+        Ok(())
+    })
+}
+
 /// Set any of the options from one JSON object, e.g. `{"threads": 4}`. Keys: threads, template, template_variables,
-/// system_prompt, image_tiling (checkpoint, split, whole or single), image_cache_bytes; null takes the default.
+/// system_prompt, image_tiling (checkpoint, split, whole or single), image_cache_bytes, decoding ("auto", "kv", "hybrid" or
+/// {"lookahead": {"ngram": N, "window": W, "gcap": G}}), requant_rounding (nearest or truncate), shared_memory; null takes
+/// the default.
 ///
 /// - Threads: any.
 /// - Owns: the text is copied.

@@ -40,13 +40,12 @@ pub struct ModelFiles {
 impl ModelFiles {
     /// A text model.
     pub fn new(text_decoder: impl Into<PathBuf>, tokenizer: impl Into<PathBuf>) -> Self {
-        Self {
-            text_decoder: ComponentSource::file(TEXT_DECODER, text_decoder),
-            token_embedding: None,
-            vision_encoder: None,
-            evictor: None,
-            tokenizer: tokenizer.into(),
-        }
+        Self::with_decoder(ComponentSource::file(TEXT_DECODER, text_decoder), tokenizer)
+    }
+
+    /// A text model whose decoder need not be in a file.
+    pub fn with_decoder(text_decoder: ComponentSource, tokenizer: impl Into<PathBuf>) -> Self {
+        Self { text_decoder, token_embedding: None, vision_encoder: None, evictor: None, tokenizer: tokenizer.into() }
     }
 
     /// Set the file of a component by its name: `text_decoder`, `tok_embedding`, `vision_encoder` or

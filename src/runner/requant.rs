@@ -157,6 +157,38 @@ impl Conversion {
     }
 }
 
+/// Convert levels of `level_bytes` (1 or 2) bytes each in place, from one encoding `(scale, zero point)` to another, for
+/// programs that keep a KV cache of their own.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] naming the value for another level size, bytes that are not whole levels, or a scale that is
+/// not above 0; the levels are unchanged then.
+pub fn requantize_levels(
+    levels: &mut [u8],
+    level_bytes: usize,
+    from: (f32, i32),
+    to: (f32, i32),
+    rounding: RequantRounding,
+) -> Result<()> {
+    let dtype = match level_bytes {
+        1 => DType::U8,
+        2 => DType::U16,
+        other => return Err(Error::invalid(format!("a KV level of {other} bytes; it has 1 or 2"))),
+    };
+    if let Some(scale) = [from.0, to.0].into_iter().find(|scale| !(*scale > 0.0 && scale.is_finite())) {
+        return Err(Error::invalid(format!("a scale of {scale}; it must be above 0 and finite")));
+    }
+    if !levels.len().is_multiple_of(level_bytes) {
+        return Err(Error::invalid(format!("{} bytes are not whole levels of {level_bytes} bytes", levels.len())));
+    }
+    let encoding = |(scale, zero): (f32, i32)| Encoding { scale, zero_point: zero as f32 };
+    let pair = Pair { prefill: encoding(from), decode: encoding(to) };
+    if let Some(conversion) = pair.conversion_to(KvDomain::Decode, rounding) {
+        conversion.apply(levels, dtype);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

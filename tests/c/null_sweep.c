@@ -51,6 +51,9 @@ int main(int argc, char **argv)
     etg_pixels *pixels = NULL;
     etg_image_processor *image_processor = NULL;
     etg_embedding *embedding = NULL;
+    etg_engine *engine = NULL;
+    etg_model_files *model_files = NULL;
+    etg_engine_functions functions = etg_engine_functions_init();
     etg_yuv420 frame = etg_yuv420_init();
     const etg_image *images[1];
     const etg_embedding *embeddings[1];
@@ -73,6 +76,8 @@ int main(int argc, char **argv)
     etg_pixels *new_pixels = NULL;
     etg_image_processor *new_image_processor = NULL;
     etg_embedding *new_embedding = NULL;
+    etg_engine *new_engine = NULL;
+    etg_model_files *new_model_files = NULL;
     uint8_t hash[ETG_IMAGE_HASH_BYTES];
     const uint8_t *bytes_out = NULL;
     const char *text_out = NULL;
@@ -86,7 +91,7 @@ int main(int argc, char **argv)
     /* Not every result has a second pointer beside it. */
     (void)new_messages, (void)new_generate_options, (void)new_runner_options, (void)new_compile_options;
     (void)new_tokenizer, (void)new_detokenizer, (void)new_runner, (void)new_buffer, (void)new_image_options;
-    (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)hash;
+    (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)new_engine, (void)new_model_files, (void)hash;
 
     if (argc != 3) {
         return 2;
@@ -98,6 +103,8 @@ int main(int argc, char **argv)
     NEEDED(etg_generate_options_set_max_new_tokens(generate_options, 1));
     NEEDED(etg_runner_options_create(&runner_options));
     NEEDED(etg_compile_options_create(&compile_options));
+    NEEDED(etg_engine_builtin("cpu", 3, "", 0, &engine));
+    NEEDED(etg_model_files_create(&model_files));
     NEEDED(etg_runner_open(argv[1], strlen(argv[1]), runner_options, &runner));
     NEEDED(etg_image_options_create(&image_options));
     NEEDED(etg_image_from_file(argv[2], strlen(argv[2]), image_options, &image));
@@ -115,6 +122,8 @@ int main(int argc, char **argv)
 
 /* CALLS */
 
+    etg_model_files_free(model_files);
+    etg_engine_free(engine);
     etg_embedding_free(embedding);
     etg_image_processor_free(image_processor);
     etg_pixels_free(pixels);
