@@ -259,7 +259,8 @@ fn play(session: &mut Session, given: impl Iterator<Item = io::Result<Turn>>, js
     if cancelled { Err(Error::Cancelled.into()) } else { Ok(()) }
 }
 
-fn turn_json(prompt: &str, turn: &TurnResult) -> Value {
+/// A finished turn as JSON.
+pub(super) fn turn_json(prompt: &str, turn: &TurnResult) -> Value {
     json!({
         "prompt": prompt,
         "text": turn.text,

@@ -11,6 +11,7 @@ mod machine;
 mod models;
 mod output;
 mod progress;
+mod run_pte;
 mod suite;
 mod terminal;
 
@@ -51,6 +52,8 @@ enum Command {
     Eval(eval::Args),
     /// Measure the speed and memory of a compiled model
     Bench(bench::Args),
+    /// Run .pte programs with the flags of ExecuTorch's Qualcomm runners, and write what they write
+    RunPte(run_pte::Args),
 }
 
 /// Why a subcommand did not end well.
@@ -80,6 +83,10 @@ type Outcome = Result<(), Failure>;
 
 /// Parse the arguments, run the subcommand, turn its outcome into an exit code.
 pub fn main() -> ExitCode {
+    if let Some(arguments) = called_as_upstream() {
+        interrupt::install();
+        return exit_code(run_pte::run_flags(&arguments, false));
+    }
     let args = Args::parse();
     interrupt::install();
     let outcome = match args.command {
@@ -90,8 +97,18 @@ pub fn main() -> ExitCode {
         Command::Demo(command) => demo::run(&command, args.json),
         Command::Eval(command) => eval::run(&command, args.json),
         Command::Bench(command) => bench::run(&command, args.json),
+        Command::RunPte(command) => run_pte::run(&command, args.json),
     };
     exit_code(outcome)
+}
+
+/// The arguments, if this command goes by the name of one of upstream's runners (a link of that name to it).
+fn called_as_upstream() -> Option<Vec<String>> {
+    let mut arguments = std::env::args_os();
+    let name = std::path::PathBuf::from(arguments.next()?);
+    let is_upstream =
+        run_pte::UPSTREAM_NAMES.iter().any(|upstream| name.file_stem().is_some_and(|stem| stem == *upstream));
+    is_upstream.then(|| arguments.map(|argument| argument.to_string_lossy().into_owned()).collect())
 }
 
 fn exit_code(outcome: Outcome) -> ExitCode {

@@ -43,6 +43,6 @@ pub use requant::{RequantRounding, requantize_levels};
 pub use sampler::Sampler;
 pub use sequence::{PlacedRow, Sequence};
 pub use session::{Runner, RunnerParts};
-pub use stats::{Moments, TotalStats, TurnStats};
+pub use stats::{Moments, TotalStats, TurnStats, UpstreamReport};
 pub use token_embedding::TokenEmbedding;
 pub use vision::{VisionEncoder, VisionParts};

@@ -236,6 +236,17 @@ impl Runner {
         &self.decoder
     }
 
+    /// Keep the logits of every token that is computed from now on (`true`), as the program gives them, or stop.
+    pub fn record_logits(&mut self, on: bool) {
+        self.decoder.record_logits(on);
+    }
+
+    /// The logits that were recorded since the last call: rows `[V]` of the program's element type, in the order they
+    /// were computed.
+    pub fn take_recorded_logits(&mut self) -> Vec<u8> {
+        self.decoder.take_recorded_logits()
+    }
+
     /// The loaded text decoder, to switch its profiling.
     pub fn component_mut(&mut self) -> &mut dyn LoadedComponent {
         self.decoder.component_mut()

@@ -77,7 +77,8 @@ impl TurnStats {
     /// The line `PyTorchObserver {…}` with its newline, as upstream runners print it.
     ///
     /// Keys, order and number format are upstream's. Where upstream leaves the first token out of `generated_tokens`
-    /// it is counted here; the decode rate is of decode steps, and a rate that is not defined is left out.
+    /// it is counted here ([`upstream_report`](Self::upstream_report) counts as upstream does); the decode rate is of
+    /// decode steps, and a rate that is not defined is left out.
     pub fn observer_line(&self) -> String {
         Report::from(self).observer_line()
     }
@@ -91,6 +92,28 @@ impl TurnStats {
     pub fn performance_file(&self) -> String {
         Report::from(self).performance_file()
     }
+
+    /// The three reports with upstream's numbers: the first token of a reply, which the prefill gives, is not counted as
+    /// generated.
+    pub fn upstream_report(&self) -> UpstreamReport {
+        let report = Report { generated_tokens: self.decoded_tokens(), ..Report::from(self) };
+        UpstreamReport {
+            observer_line: report.observer_line(),
+            log_lines: report.log_lines(),
+            performance_file: report.performance_file(),
+        }
+    }
+}
+
+/// What an upstream runner reports of a turn, number by number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamReport {
+    /// The line `PyTorchObserver {…}` with its newline, for standard output.
+    pub observer_line: String,
+    /// The lines it logs, without the prefix that a platform adds.
+    pub log_lines: Vec<String>,
+    /// Content of the performance file.
+    pub performance_file: String,
 }
 
 /// Sums over all turns since the runner was opened; `reset` and `rewind` do not change them.
@@ -354,6 +377,18 @@ mod tests {
                 "\tSampling time over 536 tokens:\t0.049000 (seconds)",
             ]
         );
+    }
+
+    #[test]
+    fn upstream_does_not_count_the_first_token() {
+        let report = example().upstream_report();
+        assert!(report.observer_line.contains("\"prompt_tokens\":81,\"generated_tokens\":454,"));
+        assert!(report.observer_line.contains("\"decode_token_per_sec\":75.6667,"), "decode steps in either count");
+        assert_eq!(report.log_lines[0], "\tPrompt Tokens: 81    Generated Tokens: 454");
+        assert!(report.log_lines[6].starts_with("\tSampling time over 535 tokens:"));
+        assert_eq!(report.performance_file, "72.0635");
+        let first_only = TurnStats { generated_tokens: 1, ..example() };
+        assert_eq!(first_only.upstream_report().performance_file, "270", "the prompt's rate");
     }
 
     #[test]

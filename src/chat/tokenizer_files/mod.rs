@@ -39,6 +39,29 @@ pub enum TokenizerFormat {
     Llama2c,
 }
 
+impl TokenizerFormat {
+    /// The format of a file, or of the one in a folder, by what it begins with. The file is not checked further.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Io`].
+    pub fn of_file(path: impl AsRef<Path>) -> Result<Self> {
+        read(&file_of(path.as_ref())?).map(|bytes| Self::of(&bytes))
+    }
+
+    /// Tells the formats apart, in the order upstream's runners try them.
+    fn of(bytes: &[u8]) -> Self {
+        if bytes.trim_ascii_start().first() == Some(&b'{') {
+            TokenizerFormat::HuggingFace
+        } else if tiktoken::is_rank_file(bytes) {
+            TokenizerFormat::Tiktoken
+        } else if sentence_piece_model::may_be_model(bytes) {
+            TokenizerFormat::SentencePiece
+        } else {
+            TokenizerFormat::Llama2c
+        }
+    }
+}
+
 /// A tokenizer with what the files around it say.
 #[derive(Debug, Clone)]
 pub struct TokenizerFile {
@@ -152,19 +175,18 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     })
 }
 
-/// Tells the formats apart, in the order upstream's runners try them.
 fn parse(path: &Path, bytes: Vec<u8>) -> Result<(TokenizerFormat, Parsed)> {
-    if bytes.trim_ascii_start().first() == Some(&b'{') {
-        refuse_tekken(path)?;
-        return Ok((TokenizerFormat::HuggingFace, Parsed { json: bytes, special: SpecialTokens::default() }));
-    }
-    if tiktoken::is_rank_file(&bytes) {
-        return Ok((TokenizerFormat::Tiktoken, tiktoken::parse(path, &bytes)?));
-    }
-    if sentence_piece_model::may_be_model(&bytes) {
-        return Ok((TokenizerFormat::SentencePiece, sentence_piece_model::parse(path, &bytes)?));
-    }
-    Ok((TokenizerFormat::Llama2c, llama2c::parse(path, &bytes)?))
+    let format = TokenizerFormat::of(&bytes);
+    let parsed = match format {
+        TokenizerFormat::HuggingFace => {
+            refuse_tekken(path)?;
+            Parsed { json: bytes, special: SpecialTokens::default() }
+        }
+        TokenizerFormat::Tiktoken => tiktoken::parse(path, &bytes)?,
+        TokenizerFormat::SentencePiece => sentence_piece_model::parse(path, &bytes)?,
+        TokenizerFormat::Llama2c => llama2c::parse(path, &bytes)?,
+    };
+    Ok((format, parsed))
 }
 
 /// Mistral's file is JSON too, of another shape; upstream knows it by its name.
