@@ -1,7 +1,7 @@
 //! `etgenai run-pte`: the command line of upstream's runners for Qualcomm, over our runner.
 //!
 //! - `syntax`, `flags`: gflags, and what both runners' flags mean together.
-//! - `inputs`, `outputs`: files in, files out.
+//! - `inputs`, `outputs`, `own_stdout`: files in, files and JSON out.
 //! - `model`: engine, programs, runner. `conversation`: turn after turn. `tokens`: a turn whose prompt is ids.
 //! - `pieces`: tokens as these runners print them.
 //! - `log`: log lines in ExecuTorch's form.
@@ -12,16 +12,18 @@ mod inputs;
 mod log;
 mod model;
 mod outputs;
+mod own_stdout;
 mod pieces;
 mod syntax;
 mod tokens;
 
-use super::output::{print_json, print_piece};
+use super::output::print_piece;
 use super::{Failure, Outcome};
 use conversation::Conversation;
 use etgenai::chat::TokenizerFormat;
 use flags::{Flags, Mode, Programs, Request};
 use outputs::Outputs;
+use own_stdout::OwnStdout;
 
 /// File names of upstream's runners: called by one of them, the whole command line is a runner's.
 pub const UPSTREAM_NAMES: [&str; 2] = ["qnn_llama_runner", "qnn_multimodal_runner"];
@@ -55,16 +57,17 @@ pub fn run_flags(arguments: &[String], json: bool) -> Outcome {
 fn hold(flags: &Flags) -> Outcome {
     log::install();
     announce(flags);
+    let stdout = flags.json.then(OwnStdout::take).transpose()?;
     let mut outputs = Outputs::create(flags)?;
     let mut turns = Vec::new();
     let outcome = converse(flags, &mut outputs, &mut turns);
     let written = outputs.finish();
     outcome?;
     written?;
-    if flags.json {
-        print_json(&serde_json::json!({ "turns": turns }))?;
+    match stdout {
+        Some(mut stdout) => Ok(stdout.print_json(&serde_json::json!({ "turns": turns }))?),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn announce(flags: &Flags) {
