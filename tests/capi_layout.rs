@@ -8,6 +8,7 @@ use etgenai::capi::compile::etg_progress;
 use etgenai::capi::event::etg_event;
 use etgenai::capi::image::etg_yuv420;
 use etgenai::capi::turn_result::etg_turn_result;
+use etgenai::engine::plugin::abi::*;
 use native::{root, run};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -69,12 +70,28 @@ fn c_and_rust_agree_on_every_struct() {
     layout!(in_rust, etg_yuv420:
         struct_size, range, width, height, y, y_length, y_row_stride, u, u_length, v, v_length, uv_row_stride,
         uv_pixel_stride);
+    layout!(in_rust, etg_engine_error: struct_size, message, capacity);
+    layout!(in_rust, etg_engine_source:
+        struct_size, component, component_length, path, path_length, bytes, bytes_length, shared_memory);
+    layout!(in_rust, etg_engine_tensor_info: name, name_length, dtype, rank, dims);
+    layout!(in_rust, etg_engine_graph: name, name_length, inputs, input_count, outputs, output_count);
+    layout!(in_rust, etg_engine_value: kind, integer, real, text, text_length);
+    layout!(in_rust, etg_engine_constant: name, name_length, values, value_count);
+    layout!(in_rust, etg_engine_component:
+        struct_size, handle, graphs, graph_count, constants, constant_count, weight_bytes, description,
+        description_length);
+    layout!(in_rust, etg_engine_tensor: data, bytes);
+    layout!(in_rust, etg_engine_call:
+        struct_size, graph, inputs, input_count, outputs, output_count, valid_rows, first_logits_row, end_logits_row);
+    layout!(in_rust, etg_engine_functions:
+        struct_size, abi_version, user_data, name, name_length, load, execute, close, allocate, release, destroy);
+    layout!(in_rust, etg_engine_host: struct_size, abi_version, user_data, log);
     let mut in_c = layouts_in_header();
     // Opaque handles have no layout; bindgen gives their placeholder one.
     in_c.retain(|name, _| {
-        ["etg_event", "etg_progress", "etg_turn_result", "etg_yuv420"]
-            .iter()
-            .any(|kind| name.strip_suffix(kind).is_some() || name.contains(&format!("{kind}::")))
+        let known = ["etg_event", "etg_progress", "etg_turn_result", "etg_yuv420", "etg_engine_"];
+        let field_of = |kind: &&str| name.contains(&format!("{kind}::")) || name.contains("etg_engine_");
+        known.iter().any(|kind| name.strip_suffix(kind).is_some() || field_of(kind))
     });
     assert_eq!(in_rust, in_c);
 }

@@ -1,4 +1,4 @@
-//! `include/etgenai_engine.h` in Rust, field for field; `tests/engine_abi.rs` compares the layouts.
+//! `include/etgenai_engine.h` in Rust, field for field; `tests/capi_layout.rs` compares the layouts.
 
 #![allow(non_camel_case_types, reason = "the names are those of the C header")]
 #![allow(missing_docs, reason = "the header documents them")]
