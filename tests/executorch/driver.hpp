@@ -353,13 +353,13 @@ class Decoder {
         if (hybrid) {
             prefill_ = std::make_unique<Graph>(component.graph("prefill_forward"));
         }
-        layers_ = (decode_.outputs.size() - 1) / 2;
+        key_count_ = (decode_.outputs.size() - 1) / 2; // and as many of V
         context_ = decode_.inputs[1].last_dim();
         if (const etg_engine_constant *const scale = component.constant("get_logits_scale")) {
             scale_ = static_cast<float>(scale->values[0].real);
             zero_point_ = static_cast<float>(component.constant("get_logits_zero_point")->values[0].integer);
         }
-        for (std::size_t i = 0; i < 2 * layers_; ++i) {
+        for (std::size_t i = 0; i < 2 * key_count_; ++i) {
             const Tensor &slot = decode_.outputs[1 + i];
             // One column (K) or row (V) for each position of the context.
             cache_.emplace_back(slot.bytes() * context_);
@@ -439,11 +439,11 @@ class Decoder {
             }
             graph.inputs[2].data<std::int32_t>()[row] = static_cast<std::int32_t>(std::min(filled_ + row, context_ - 1));
         }
-        for (std::size_t i = 0; i < 2 * layers_; ++i) {
+        for (std::size_t i = 0; i < 2 * key_count_; ++i) {
             copy_cache(i, graph.inputs[3 + i].data<std::uint8_t>(), past, 0, past, true, graph.outputs[1 + i]);
         }
         graph.execute();
-        for (std::size_t i = 0; i < 2 * layers_; ++i) {
+        for (std::size_t i = 0; i < 2 * key_count_; ++i) {
             copy_cache(i, graph.outputs[1 + i].data<std::uint8_t>(), block, filled_, rows, false, graph.outputs[1 + i]);
         }
         append_logits(graph.outputs[0], rows);
@@ -466,9 +466,11 @@ class Decoder {
     void copy_cache(std::size_t index, std::uint8_t *tensor, std::size_t stride, std::size_t first, std::size_t count,
                     bool to_tensor, const Tensor &shape)
     {
-        const bool is_key = index < layers_;
-        const std::size_t heads = shape.dim(1);
-        const std::size_t width = shape.dim(is_key ? 2 : 3);
+        const bool is_key = index < key_count_;
+        // Older programs have a tensor for each head: [1, dim, positions] and [1, positions, dim].
+        const std::uint32_t rank = shape.info().rank;
+        const std::size_t heads = rank == 4 ? shape.dim(1) : 1;
+        const std::size_t width = shape.dim(is_key ? rank - 2 : rank - 1);
         const std::size_t element = Tensor::element_size(shape.info().dtype);
         const std::size_t outer = is_key ? heads * width : heads;
         const std::size_t unit = is_key ? element : width * element;
@@ -491,7 +493,7 @@ class Decoder {
 
     Graph decode_;
     std::unique_ptr<Graph> prefill_;
-    std::size_t layers_ = 0;
+    std::size_t key_count_ = 0;
     std::size_t context_ = 0;
     std::size_t filled_ = 0;
     std::size_t width_ = 0;

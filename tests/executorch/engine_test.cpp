@@ -15,6 +15,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <functional>
 #include <random>
 #include <thread>
@@ -236,6 +237,102 @@ void description()
     check(std::string_view(view.description, view.description_length).find("QnnBackend") != std::string_view::npos, "description");
 }
 
+/** Programs of make_programs.py give the ids that the checkpoint gives in f32. */
+void kernel_programs()
+{
+    const Engine engine = make_engine();
+    const auto expected = prompt_ids("greedy_ids");
+    for (const char *const name : {"decoder", "decoder_xnnpack", "decoder_per_head", "decoder_int64", "decoder_mask3",
+                                   "decoder_kv_only", "decoder_cut"}) {
+        const Component component(engine, std::string(PROGRAMS) + name + ".pte");
+        check_equal(Decoder(component, false).generate(prompt_ids(), 16), expected, std::string(name) + ", kv");
+        if (component.has_graph("prefill_forward")) {
+            check_equal(Decoder(component, true).generate(prompt_ids(), 16), expected, std::string(name) + ", hybrid");
+        }
+    }
+    const Component component(engine, PROGRAMS "decoder_rows.pte");
+    const Component embedding(engine, PROGRAMS "embedding.pte", "tok_embedding");
+    Graph embed = embedding.graph("tok_embedding_kv_forward");
+    Decoder decoder(component, true);
+    std::vector<std::int32_t> ids = prompt_ids();
+    std::vector<float> rows;
+    for (const std::int32_t id : ids) {
+        const auto row = run_encoder(embed, &id, sizeof id);
+        rows.insert(rows.end(), row.begin(), row.end());
+    }
+    decoder.feed_rows(rows, 64);
+    ids = {decoder.best()};
+    while (ids.size() < expected.size()) {
+        decoder.feed_rows(run_encoder(embed, &ids.back(), sizeof ids.back()), 64);
+        ids.push_back(decoder.best());
+    }
+    check_equal(ids, expected, "decoder_rows");
+}
+
+/** The evictor of make_programs.py: 4 entries stay, 16 go, K is turned back by 16 positions; input and output in one place. */
+void evictor_program()
+{
+    constexpr std::size_t kCache = 63;
+    constexpr std::size_t kDim = 16;
+    const Engine engine = make_engine();
+    const Component component(engine, PROGRAMS "evictor.pte", "attention_sink_evictor");
+    check(component.constant("get_eviction_batch_size")->values[0].integer == 16, "get_eviction_batch_size");
+    Graph graph = component.graph("kv_forward");
+    check(graph.inputs.size() == 6 && graph.outputs.size() == 6, "six caches");
+    std::vector<std::vector<float>> before;
+    std::mt19937 random(1);
+    for (Tensor &tensor : graph.inputs) {
+        for (std::size_t i = 0; i < tensor.bytes() / sizeof(float); ++i) {
+            tensor.data<float>()[i] = static_cast<float>(random() % 1000) / 500.0F - 1.0F;
+        }
+        before.emplace_back(tensor.data<float>(), tensor.data<float>() + tensor.bytes() / sizeof(float));
+    }
+    std::vector<etg_engine_tensor> caches;
+    for (Tensor &tensor : graph.inputs) {
+        caches.push_back(tensor.view());
+    }
+    graph.execute(caches, caches);
+    // Where an entry was before; entries at the end come from nowhere.
+    const auto source = [](std::size_t position) {
+        return position < 4 ? position : std::min(position + 16, kCache - 1);
+    };
+    for (std::size_t head = 0; head < 2; ++head) {
+        for (std::size_t dim = 0; dim < kDim; ++dim) {
+            for (std::size_t position = 0; position < kCache; ++position) {
+                const bool empty = position >= kCache - 16;
+                const auto key = [&](std::size_t d) { return before[0][(head * kDim + d) * kCache + source(position)]; };
+                const double angle = -16.0 * std::pow(100000.0, -2.0 * static_cast<double>(dim % 8) / kDim);
+                const double partner = dim < 8 ? -key(dim + 8) : key(dim - 8);
+                const double turned = position < 4 ? key(dim) : key(dim) * std::cos(angle) + partner * std::sin(angle);
+                const double got_key = graph.inputs[0].data<float>()[(head * kDim + dim) * kCache + position];
+                check(std::abs(got_key - (empty ? 0.0 : turned)) < 1e-5, "K at " + std::to_string(position));
+                const float got_value = graph.inputs[5].data<float>()[(head * kCache + position) * kDim + dim];
+                const float value = empty ? 0.0F : before[5][(head * kCache + source(position)) * kDim + dim];
+                check(std::abs(got_value - value) < 1e-9F, "V at " + std::to_string(position));
+            }
+        }
+    }
+}
+
+/** A kernel that ends the process where the runtime is used alone. */
+void aborts()
+{
+    const Engine engine = make_engine("\"log_level\": \"error\"");
+    const Component component(engine, PROGRAMS "abort.pte", "vision_encoder");
+    Graph broken = component.graph("forward");
+    Graph fine = component.graph("double");
+    for (int i = 0; i < 3; ++i) {
+        std::string message;
+        const auto status = load_status([&] { broken.execute(); }, message);
+        check(status == ETG_ENGINE_ERROR_FAILED, "status " + std::to_string(status) + ": " + message);
+        check(message.find("check inside ExecuTorch failed: ") != std::string::npos, "not by an abort: " + message);
+        fine.inputs[0].data<float>()[1] = 21.0F;
+        fine.execute();
+        check_equal({fine.outputs[0].data<float>()[1]}, std::vector<float>{42.0F}, "the other graph");
+    }
+    check(!engine.log().empty(), "nothing was logged");
+}
+
 /* ---- how components live together ---- */
 
 void opened_twice()
@@ -380,6 +477,47 @@ void wrong_calls()
     check(engine.functions().execute(engine.functions().user_data, component.description().handle, &call, error.get()) ==
               ETG_ENGINE_ERROR_INVALID_ARGUMENT,
           "a graph that is not there");
+    graph.execute();
+}
+
+/** Embedding kernels read whatever row they are told to, so ids are refused before. */
+void ids_out_of_range()
+{
+    const Engine engine = make_engine();
+    const auto refused = [&](const char *file, const char *graph_name, std::size_t input, std::int64_t id, bool wide) {
+        const Component component(engine, std::string(PROGRAMS) + file);
+        Graph graph = component.graph(graph_name);
+        const std::size_t last = graph.inputs[input].bytes() / (wide ? 8 : 4) - 1;
+        if (wide) {
+            graph.inputs[input].data<std::int64_t>()[last] = id;
+        } else {
+            graph.inputs[input].data<std::int32_t>()[last] = static_cast<std::int32_t>(id);
+        }
+        std::string message;
+        const auto status = load_status([&] { graph.execute(); }, message);
+        check(status == ETG_ENGINE_ERROR_INVALID_ARGUMENT, std::string(file) + ": status " + std::to_string(status) + ": " + message);
+        check(message.find("input_" + std::to_string(input)) != std::string::npos, message);
+        check(message.find(std::to_string(id)) != std::string::npos, message);
+        std::memset(graph.inputs[input].data<void>(), 0, graph.inputs[input].bytes());
+        graph.execute();
+    };
+    for (const std::int64_t id : {std::int64_t{512}, std::int64_t{-1}, std::int64_t{INT32_MAX}, std::int64_t{INT32_MIN}}) {
+        refused("decoder.pte", "prefill_forward", 0, id, false);
+        refused("decoder_xnnpack.pte", "kv_forward", 0, id, false);
+        refused("decoder_int64.pte", "prefill_forward", 0, id, true);
+        refused("embedding.pte", "tok_embedding_prefill_forward", 0, id, false);
+    }
+    refused("decoder_int64.pte", "kv_forward", 0, INT64_MAX, true);
+    refused("decoder.pte", "prefill_forward", 2, 64, false); // a position behind the context
+    // The emulator's own table lookup.
+    const Component component(engine, kSets + "smolvlm_hybrid_16a8w/tok_embedding_qnn.pte", "tok_embedding");
+    Graph graph = component.graph("tok_embedding_kv_forward");
+    for (const std::int32_t id : {600, -1, INT32_MAX, INT32_MIN}) {
+        graph.inputs[0].data<std::int32_t>()[0] = id;
+        std::string message;
+        load_status([&] { graph.execute(); }, message);
+    }
+    graph.inputs[0].data<std::int32_t>()[0] = 5;
     graph.execute();
 }
 
@@ -592,6 +730,15 @@ void flipped_tables()
     flip_bytes(kHybridText, 0, 0x3720, 300);
 }
 
+/** Tables of programs that run on kernels; and a graph of XNNPACK. */
+void flipped_kernel_programs()
+{
+    for (const char *const name : {"decoder", "decoder_xnnpack"}) {
+        const std::string path = std::string(PROGRAMS) + name + ".pte";
+        flip_bytes(path, 0, mutate::get<std::uint64_t>(read_file(path), 16), 500);
+    }
+}
+
 /** The blob's header and that of its context binary. What follows is QNN's own affair: tables and a compiled graph without a
  *  checksum, which libQnnSystem.so and libQnnHtp.so believe. */
 void flipped_blob_header()
@@ -610,6 +757,11 @@ constexpr Test kTests[] = {
     {"fifty_loads", fifty_loads},         {"other_addresses", other_addresses}, {"wrong_calls", wrong_calls},
     {"wrong_options", wrong_options},     {"not_a_program", not_a_program},     {"damaged_fields", damaged_fields},
     {"truncated", truncated},             {"flipped_tables", flipped_tables},
+    {"kernel_programs", kernel_programs},
+    {"evictor_program", evictor_program},
+    {"aborts", aborts},
+    {"ids_out_of_range", ids_out_of_range},
+    {"flipped_kernel_programs", flipped_kernel_programs},
     {"flipped_blob_header", flipped_blob_header},
 };
 

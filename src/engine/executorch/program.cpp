@@ -115,7 +115,9 @@ class Reader {
     {
         Method method;
         method.name = plan.text(0).value_or("");
-        each(plan, 2, [&](const Table &value) { method.values.push_back(read_value(value)); });
+        const std::optional<Vector> values = plan.tables(2);
+        const std::size_t value_count = values ? values->size() : 0;
+        each(plan, 2, [&](const Table &value) { method.values.push_back(read_value(value, value_count, method.name)); });
         method.inputs = indices(plan, 3, method.values.size(), method.name + ": inputs");
         method.outputs = indices(plan, 4, method.values.size(), method.name + ": outputs");
         each(plan, 6, [&](const Table &op) {
@@ -126,24 +128,40 @@ class Reader {
         each(plan, 5, [&](const Table &chain) {
             each(chain, 2, [&](const Table &instruction) { read_instruction(instruction, method); });
         });
+        check_memory(method);
         return method;
     }
 
-    static Value read_value(const Table &value)
+    static Value read_value(const Table &value, std::size_t value_count, const std::string &method)
     {
         constexpr std::uint8_t kTensor = 5;
+        constexpr std::uint8_t kTensorList = 10;
         Value result;
-        const std::optional<Table> tensor = value.table(1);
-        if (value.number<std::uint8_t>(0, 0) != kTensor || !tensor) {
-            return result;
+        const std::optional<Table> body = value.table(1);
+        const auto kind = value.number<std::uint8_t>(0, 0);
+        if (body && kind == kTensor) {
+            read_tensor(*body, result);
+        } else if (body && kind == kTensorList) {
+            result.elements = indices(*body, 0, value_count, method + ": a list of tensors");
         }
+        return result;
+    }
+
+    static void read_tensor(const Table &tensor, Value &result)
+    {
+        constexpr std::int8_t kExternal = 1;
         result.is_tensor = true;
-        result.scalar_type = tensor->number<std::int8_t>(0, 0);
-        const std::optional<Vector> sizes = tensor->vector<std::int32_t>(2);
+        result.scalar_type = tensor.number<std::int8_t>(0, 0);
+        const std::optional<Vector> sizes = tensor.vector<std::int32_t>(2);
         for (std::size_t i = 0; sizes && i < sizes->size(); ++i) {
             result.sizes.push_back(sizes->at<std::int32_t>(i));
         }
-        return result;
+        const std::optional<Table> extra = tensor.table(9);
+        if (tensor.has(6)) {
+            result.storage = Storage::planned;
+        } else if (tensor.number<std::uint32_t>(5, 0) > 0 || (extra && extra->number<std::int8_t>(2, 0) == kExternal)) {
+            result.storage = Storage::constant;
+        }
     }
 
     Delegate read_delegate(const Table &table, const std::string &method) const
@@ -199,6 +217,58 @@ class Reader {
         }
         return {static_cast<std::size_t>(callee),
                 indices(table, 1, method.values.size(), method.name + ": arguments of a " + kind)};
+    }
+
+    static std::vector<bool> marked(const Method &method, const std::vector<const std::vector<std::size_t> *> &lists)
+    {
+        std::vector<bool> marks(method.values.size(), false);
+        for (const std::vector<std::size_t> *const list : lists) {
+            for (const std::size_t index : *list) {
+                marks[index] = true;
+            }
+        }
+        return marks;
+    }
+
+    /** Arguments of calls, and what lists among them refer to. */
+    static std::vector<bool> used_values(const Method &method)
+    {
+        std::vector<const std::vector<std::size_t> *> arguments;
+        for (const std::vector<Call> *const calls : {&method.kernel_calls, &method.delegate_calls}) {
+            for (const Call &call : *calls) {
+                arguments.push_back(&call.arguments);
+            }
+        }
+        std::vector<bool> used = marked(method, arguments);
+        for (std::size_t i = 0; i < method.values.size(); ++i) {
+            for (const std::size_t element : method.values[i].elements) {
+                used[element] = used[element] || used[i];
+            }
+        }
+        return used;
+    }
+
+    /** The runtime gives each call the address that a tensor has, if it has one, and does not ask whether it may be written
+     *  to. */
+    static void check_memory(const Method &method)
+    {
+        const std::vector<bool> bound = marked(method, {&method.inputs, &method.outputs});
+        const std::vector<bool> used = used_values(method);
+        for (std::size_t i = 0; i < method.values.size(); ++i) {
+            const Value &value = method.values[i];
+            if (used[i] && value.is_tensor && value.storage == Storage::callers && !bound[i]) {
+                malformed("method '" + method.name + "' uses tensor " + std::to_string(i) +
+                          ", which has no memory and is neither input nor output");
+            }
+        }
+        for (const Call &call : method.kernel_calls) {
+            // The last argument is what an operator returns, which is what it wrote.
+            if (!call.arguments.empty() && method.values[call.arguments.back()].is_tensor &&
+                method.values[call.arguments.back()].storage == Storage::constant) {
+                malformed("method '" + method.name + "': " + method.operators[call.callee] + " writes to a constant, value " +
+                          std::to_string(call.arguments.back()));
+            }
+        }
     }
 
     static std::vector<std::size_t> indices(const Table &table, std::size_t field, std::size_t limit, const std::string &what)

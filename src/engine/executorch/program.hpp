@@ -19,12 +19,25 @@ struct Range {
     std::size_t size = 0;
 };
 
-/** A value of a method; everything but tensors is of no interest here. */
+/** Where the elements of a tensor are. */
+enum class Storage {
+    /** In the file, or in a file beside it. */
+    constant,
+    /** In memory that the program's plan reserves. */
+    planned,
+    /** In memory of the caller; inputs and outputs only. */
+    callers,
+};
+
+/** A value of a method; everything but tensors and lists of them is of no interest here. */
 struct Value {
     bool is_tensor = false;
     /** ExecuTorch's number of the element type. */
     std::int8_t scalar_type = 0;
     std::vector<std::int32_t> sizes;
+    Storage storage = Storage::callers;
+    /** Values that a list of tensors refers to. */
+    std::vector<std::size_t> elements;
 };
 
 /** A compile spec of a delegate; `value` is a range of the file. */
@@ -66,7 +79,8 @@ struct Program {
     std::uint64_t segment_bytes = 0;
 };
 
-/** Reads the tables of a program. Trusts nothing: indices, ranges and offsets are checked.
+/** Reads the tables of a program. Trusts nothing: indices, ranges and offsets are checked, and that all tensors that a call
+ *  uses have memory.
  *  Throws Failure (format). */
 Program read_program(const std::uint8_t *file, std::size_t size);
 
