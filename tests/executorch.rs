@@ -6,7 +6,8 @@
 mod executorch_engine;
 
 use etgenai::chat::{Message, Part};
-use etgenai::engine::Engine;
+use etgenai::engine::{Constant, ConstantValue, Constants, Engine, ExecuteOptions, GraphSignature};
+use etgenai::graph::{Tensor, TensorView, TensorViewMut};
 use etgenai::media::{Embedding, Image, TileLayout};
 use etgenai::runner::{
     Decoder, DecoderParts, DecodingMode, Flow, GenerateOptions, ModelFiles, Runner, RunnerOptions, TokenEmbedding,
@@ -208,4 +209,136 @@ fn stories260k_goes_on_as_upstream_does() {
         second_turns.push(greedy(&mut decoder, 12));
     }
     assert_eq!(second_turns[0], second_turns[1]);
+}
+
+/// A decoder as files of early 2026 have it: its prefill graph has an encoding of its own for K and V, and constants say so.
+/// The compiled graphs in the fixtures share one, so this re-encodes what goes in and out of `prefill_forward`.
+struct TwoEncodings {
+    inner: Box<dyn etgenai::engine::LoadedComponent>,
+    constants: Constants,
+    /// Levels of the file's own encoding to the prefill encoding and back.
+    to_prefill: fn(f32) -> f32,
+    to_own: fn(f32) -> f32,
+}
+
+/// Scale and zero point of the decode graph and of the prefill graph; only their relation matters.
+const DECODE: (f64, i64) = (0.02, 128);
+const PREFILL: (f64, i64) = (0.025, 120);
+
+impl TwoEncodings {
+    fn new(inner: Box<dyn etgenai::engine::LoadedComponent>, layers: usize) -> Self {
+        let mut constants: Vec<Constant> = inner.constants().iter().cloned().collect();
+        for layer in 0..layers {
+            for (kind, (side, (scale, zero))) in
+                ["k", "v"].into_iter().flat_map(|kind| [("output", PREFILL), ("input", DECODE)].map(|s| (kind, s)))
+            {
+                let constant = |name: String, value| Constant { name, values: vec![value] };
+                constants.push(constant(format!("get_{kind}_scale_{side}_{layer}"), ConstantValue::Real(scale)));
+                constants.push(constant(format!("get_{kind}_zero_point_{side}_{layer}"), ConstantValue::Integer(zero)));
+            }
+        }
+        Self {
+            inner,
+            constants: Constants::new(constants),
+            to_prefill: |level| (level - 128.0) * 0.8 + 120.0,
+            to_own: |level| (level - 120.0) / 0.8 + 128.0,
+        }
+    }
+}
+
+fn convert(bytes: &[u8], change: fn(f32) -> f32) -> Vec<u8> {
+    bytes.iter().map(|&level| change(level.into()).round_ties_even().clamp(0.0, 255.0) as u8).collect()
+}
+
+impl etgenai::engine::LoadedComponent for TwoEncodings {
+    fn graphs(&self) -> &[GraphSignature] {
+        self.inner.graphs()
+    }
+
+    fn execute(
+        &mut self,
+        graph: usize,
+        inputs: &[TensorView<'_>],
+        outputs: &mut [TensorViewMut<'_>],
+        options: &ExecuteOptions,
+    ) -> etgenai::Result<()> {
+        if self.graphs()[graph].name != "prefill_forward" {
+            return self.inner.execute(graph, inputs, outputs, options);
+        }
+        let own: Vec<Tensor> = inputs
+            .iter()
+            .zip(&self.inner.graphs()[graph].inputs)
+            .enumerate()
+            .map(|(index, (input, info))| {
+                let mut tensor = Tensor::zeros(info.clone()).expect("small");
+                let bytes = if index < 3 { input.bytes.to_vec() } else { convert(input.bytes, self.to_own) };
+                tensor.bytes_mut().copy_from_slice(&bytes);
+                tensor
+            })
+            .collect();
+        let views: Vec<TensorView<'_>> = own.iter().map(Tensor::view).collect();
+        self.inner.execute(graph, &views, outputs, options)?;
+        for output in &mut outputs[1..] {
+            let converted = convert(output.bytes, self.to_prefill);
+            output.bytes.copy_from_slice(&converted);
+        }
+        Ok(())
+    }
+
+    fn constants(&self) -> &Constants {
+        &self.constants
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.inner.weight_bytes()
+    }
+
+    fn description(&self) -> String {
+        self.inner.description()
+    }
+}
+
+/// Root of the mean square of the difference, over the deviation of the expected values.
+fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+    let mean = expected.iter().sum::<f32>() / expected.len() as f32;
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let difference = square(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    (difference / square(&mut expected.iter().map(|v| v - mean))).sqrt()
+}
+
+/// Two turns in hybrid mode over a cache with two encodings, against the same graphs with one.
+///
+/// The bound: the coarser encoding has 4 levels where the other has 5, so a converted value is at most half a coarse level
+/// off, once, however many turns follow. Eight bits are what this random model can stand least: the deviation it causes in
+/// the logits stays below a fifth of theirs, while the cache read without conversion gives other logits altogether.
+#[test]
+fn a_cache_with_two_encodings_gives_the_text_of_one_within_its_rounding() {
+    let prompt = Values::open(&fixture("tiny/smollm2/golden.safetensors")).ids("prompt_ids");
+    let file = fixture("pte/smollm2_hybrid_16a4w_kv8/hybrid_llama_qnn.pte");
+    let load = || engine().load_file(&file).expect("loads");
+    let run = |component: Box<dyn etgenai::engine::LoadedComponent>| {
+        let mode = DecodingMode::Hybrid;
+        let mut decoder = Decoder::from_parts(DecoderParts { mode, ..DecoderParts::new(component) }).expect("decoder");
+        let mut seen = Vec::new();
+        // The tokens are given, so that one that flips does not change all that follow.
+        for turn in [&prompt[..12], &prompt[12..]] {
+            decoder.prefill(turn, &mut |_, _| Flow::Continue).expect("prefill");
+            for &token in &prompt[..4] {
+                decoder.decode(token).expect("decode");
+                seen.push(decoder.logits().expect("logits").to_vec());
+            }
+        }
+        seen
+    };
+    let one = run(load());
+    let two = run(Box::new(TwoEncodings::new(load(), 3)));
+    let unconverted = {
+        let mut silent = TwoEncodings::new(load(), 3);
+        silent.constants = silent.inner.constants().clone();
+        run(Box::new(silent))
+    };
+    for (step, expected) in one.iter().enumerate() {
+        let (converted, raw) = (relative_error(&two[step], expected), relative_error(&unconverted[step], expected));
+        assert!(converted < 0.2 && raw > 2.0 * converted, "step {step}: {converted:.3} converted, {raw:.3} not");
+    }
 }
