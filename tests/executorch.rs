@@ -5,13 +5,14 @@
 
 mod executorch_engine;
 
+use etgenai::Result;
 use etgenai::chat::{Message, Part};
 use etgenai::engine::{Constant, ConstantValue, Constants, Engine, ExecuteOptions, GraphSignature};
 use etgenai::graph::{Tensor, TensorView, TensorViewMut};
 use etgenai::media::{Embedding, Image, TileLayout};
 use etgenai::runner::{
-    Decoder, DecoderParts, DecodingMode, Flow, GenerateOptions, ModelFiles, Runner, RunnerOptions, TokenEmbedding,
-    TurnResult, VisionEncoder,
+    Decoder, DecoderParts, DecodingMode, Flow, GenerateOptions, ModelFiles, RequantRounding, Runner, RunnerOptions,
+    TokenEmbedding, TurnResult, VisionEncoder,
 };
 use executorch_engine::{engine, fixture};
 use safetensors::SafeTensors;
@@ -117,12 +118,8 @@ fn three_files_give_the_emulators_numbers() {
             let embedding = Some(embedding);
             let mut decoder =
                 Decoder::from_parts(DecoderParts { embedding, ..DecoderParts::new(component) }).expect("a decoder");
-            let whole = TileLayout { rows: 0, cols: 0, overview: true };
-            let mut sequence = etgenai::runner::Sequence::default();
-            let rows = std::sync::Arc::new(Embedding::from_rows(states, 64, whole).expect("rows"));
-            sequence.extend_embedding(598, &rows);
             decoder.record_logits(true);
-            decoder.prefill_sequence(&sequence, 0, &mut |_, _| Flow::Continue).expect("prefill");
+            decoder.prefill_sequence(&sequence_of(&states), 0, &mut |_, _| Flow::Continue).expect("prefill");
             let levels = decoder.take_recorded_logits();
             decoder.record_logits(false);
             let constants = decoder.component().constants();
@@ -261,7 +258,7 @@ impl etgenai::engine::LoadedComponent for TwoEncodings {
         inputs: &[TensorView<'_>],
         outputs: &mut [TensorViewMut<'_>],
         options: &ExecuteOptions,
-    ) -> etgenai::Result<()> {
+    ) -> Result<()> {
         if self.graphs()[graph].name != "prefill_forward" {
             return self.inner.execute(graph, inputs, outputs, options);
         }
@@ -341,4 +338,87 @@ fn a_cache_with_two_encodings_gives_the_text_of_one_within_its_rounding() {
         let (converted, raw) = (relative_error(&two[step], expected), relative_error(&unconverted[step], expected));
         assert!(converted < 0.2 && raw > 2.0 * converted, "step {step}: {converted:.3} converted, {raw:.3} not");
     }
+}
+
+/// Scale and zero point that a file's decode graph gives the K or V of a layer, as upstream numbers them: v0, k0, v1, k1, …
+fn kv_encoding(constants: &Constants, layer: usize, is_key: bool) -> (f64, i64) {
+    let values = constants.get(&format!("get_kv_output_{}_quant_attr", 2 * layer + usize::from(is_key)));
+    let Some([ConstantValue::Real(scale), ConstantValue::Integer(zero), ..]) = values else { panic!("{values:?}") };
+    (*scale, *zero)
+}
+
+/// A file whose two graphs were quantized apart: `prefill_forward` of one export, `kv_forward` of another, and the
+/// constants that say what each makes of K and V (of the last layer's V they make different things).
+///
+/// The bound: the logits of the joined file are those of kv mode within half a percent of their deviation, which is what 16-bit
+/// rounding leaves, and the likeliest token is the same. Without the conversion they are off by ten percent.
+#[test]
+fn a_file_with_two_encodings_goes_on_as_its_decode_graph_alone() {
+    let (hybrid, kv) = ("smolvlm_hybrid_16a8w/hybrid_llama_qnn.pte", "smolvlm_kv_16a8w_fp16enc/kv_llama_qnn.pte");
+    let path = |name: &str| fixture(&format!("pte/{name}"));
+    let constants = |name: &str| engine().load_file(&path(name)).expect("loads").constants().clone();
+    let (prefill, decode) = (constants(hybrid), constants(kv));
+    let scale = decode.real("get_logits_scale").unwrap().expect("a scale");
+    let zero = decode.integer("get_logits_zero_point").unwrap().expect("a zero point");
+    let common =
+        ["get_n_layers=3".into(), format!("get_logits_scale={scale:e}"), format!("get_logits_zero_point={zero}")];
+    let mut stated = Vec::new();
+    for (layer, kind) in (0..3).flat_map(|layer| [(layer, "k"), (layer, "v")]) {
+        for (side, constants) in [("output", &prefill), ("input", &decode)] {
+            let (scale, zero) = kv_encoding(constants, layer, kind == "k");
+            stated.push(format!("get_{kind}_scale_{side}_{layer}={scale:e}"));
+            stated.push(format!("get_{kind}_zero_point_{side}_{layer}={zero}"));
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let join = |name: &str, constants: &[String]| {
+        let out = folder.path().join(name);
+        let mut command = std::process::Command::new("python3");
+        command.arg(executorch_engine::root().join("tests/executorch/join_programs.py")).arg(&out);
+        command.arg(format!("{}:kv_forward", path(kv).display()));
+        command.arg(format!("{}:prefill_forward", path(hybrid).display())).args(&common).args(constants);
+        let output = command.output().expect("python3 is needed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        out
+    };
+    let golden = Values::open(&path("smolvlm_kv_16a8w_fp16enc/one_emulator.safetensors"));
+    let states = golden.f32("inputs_embeds");
+    let run = |file: &Path, mode: DecodingMode, requant: RequantRounding| -> Result<Vec<Vec<f32>>> {
+        let embedding = path("smolvlm_kv_16a8w_fp16enc/tok_embedding_qnn.pte");
+        let embedding = Some(TokenEmbedding::new(engine().load_file(&embedding)?)?);
+        let component = engine().load_file(file)?;
+        let parts = DecoderParts { embedding, mode, requant, ..DecoderParts::new(component) };
+        let mut decoder = Decoder::from_parts(parts)?;
+        let mut seen = Vec::new();
+        for _turn in 0..2 {
+            decoder.prefill_sequence(&sequence_of(&states), 0, &mut |_, _| Flow::Continue)?;
+            for &token in &golden.ids("greedy_ids")[..4] {
+                decoder.decode(token)?;
+                seen.push(decoder.logits().expect("logits").to_vec());
+            }
+        }
+        Ok(seen)
+    };
+    let expected = run(&path(kv), DecodingMode::Kv, RequantRounding::Nearest).expect("kv mode");
+    let nearest = run(&join("joined.pte", &stated), DecodingMode::Hybrid, RequantRounding::Nearest).expect("hybrid");
+    let truncated = run(&join("joined.pte", &stated), DecodingMode::Hybrid, RequantRounding::Truncate).expect("hybrid");
+    let ignored = run(&join("silent.pte", &[]), DecodingMode::Hybrid, RequantRounding::Nearest).expect("hybrid");
+    for step in 0..expected.len() {
+        let error = |found: &[Vec<f32>]| relative_error(&found[step], &expected[step]);
+        assert!(error(&nearest) < 0.005 && error(&truncated) < 0.005, "step {step}: {:.4}", error(&nearest));
+        assert!(error(&ignored) > 0.05, "step {step}: {:.4} without conversion", error(&ignored));
+        assert_eq!(argmax(&nearest[step]), argmax(&expected[step]), "step {step}");
+    }
+    let partial = join("partial.pte", &stated[..stated.len() - 1]);
+    let error = run(&partial, DecodingMode::Hybrid, RequantRounding::Nearest).expect_err("incomplete").to_string();
+    assert!(error.contains("lacks the constant get_v_zero_point_input_2"), "{error}");
+}
+
+/// Hidden states, each in the place of a token.
+fn sequence_of(states: &[f32]) -> etgenai::runner::Sequence {
+    let whole = TileLayout { rows: 0, cols: 0, overview: true };
+    let rows = std::sync::Arc::new(Embedding::from_rows(states.to_vec(), 64, whole).expect("rows"));
+    let mut sequence = etgenai::runner::Sequence::default();
+    sequence.extend_embedding(598, &rows);
+    sequence
 }
