@@ -12,8 +12,8 @@
 //! - [`compile`]: graphs and weights to an artefact.
 //! - [`media`]: image bytes to encoder tensors.
 //! - [`chat`]: typed messages, chat templates, tokenizer, streaming detokenizer.
-//! - [`engine`]: the engine trait and the built-in CPU engine.
-//! - [`runner`]: the conversation: KV store, masks, prefill, decode, sampling, statistics.
+//! - [`engine`]: the engine trait, the built-in CPU engine, engines behind the plug-in ABI (ExecuTorch's in C++ among them).
+//! - [`runner`]: the conversation: KV store, masks, prefill, decode, lookahead, sampling, statistics.
 //! - [`capi`]: the C ABI: guards and conversions only.
 
 pub mod artefact;
