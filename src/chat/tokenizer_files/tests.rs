@@ -157,7 +157,7 @@ fn sentence_piece_models_are_read() {
     let id = |text: &str| tokenizer.token_id(text).unwrap();
     assert_eq!(tokenizer.encode("the<turn>", PROMPT).unwrap(), [1, id("▁the"), id("<turn>")]);
     assert_eq!(tokenizer.encode("  the", PLAIN).unwrap(), [id("▁"), id("▁"), id("▁the")]);
-    assert_eq!(tokenizer.encode("the</s>", PLAIN).unwrap().contains(&2), false);
+    assert!(!tokenizer.encode("the</s>", PLAIN).unwrap().contains(&2));
     assert_eq!((tokenizer.bos_id(), tokenizer.eos_ids()), (Some(1), &[2][..]));
     assert_eq!(file.special_tokens.pad_token, None);
     assert_eq!(tokenizer.decode(&[1, id("▁the"), 3 + 0x0A], true), "the\n");

@@ -126,8 +126,8 @@ mod tests {
         let [a, b] = &pictures_of(&list)[..] else { panic!("two pictures") };
         assert_eq!(a.tensor().map(|(values, _)| (values.len(), values[0], values[11])), Some((12, 1.0, 12.0)));
         assert_eq!((b.width(), b.height()), (33, 47));
-        assert_eq!(pictures_of(&raw), [a.clone()]);
-        assert_eq!(pictures_of(&png), [b.clone()]);
+        assert_eq!(pictures_of(&raw), std::slice::from_ref(a));
+        assert_eq!(pictures_of(&png), std::slice::from_ref(b));
     }
 
     #[test]
