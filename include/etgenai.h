@@ -1968,8 +1968,8 @@ ETG_API
 int32_t etg_model_files_free(struct etg_model_files *files);
 
 /**
- * Set the file of a component: "text_decoder", "tok_embedding", "vision_encoder" or "attention_sink_evictor". It is looked
- * at when a runner is opened.
+ * Set the file of a component: "text_decoder", "tok_embedding", "vision_encoder", "audio_encoder" or
+ * "attention_sink_evictor". It is looked at when a runner is opened.
  *
  * - Threads: any.
  * - Owns: the texts are copied.
@@ -2033,7 +2033,7 @@ int32_t etg_model_files_set_tokenizer(struct etg_model_files *files,
 
 /**
  * Set any of the files from one JSON object of paths. Keys: text_decoder, tok_embedding, vision_encoder,
- * attention_sink_evictor, tokenizer; null takes a file out.
+ * audio_encoder, attention_sink_evictor, tokenizer; null takes a file out.
  *
  * - Threads: any.
  * - Owns: the text is copied.
@@ -2564,6 +2564,25 @@ ETG_API
 ETG_MUST_USE
 int32_t etg_runner_encode_image(struct etg_runner *runner,
                                 const struct etg_image *image,
+                                struct etg_embedding **embedding_out);
+
+/**
+ * The rows of audio, to be put into a message like those of a picture (`etg_messages_add_embedding`). `features` is what
+ * the audio encoder takes, `value_count` numbers row-major: features that were prepared elsewhere.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: the features are not kept; `*embedding_out` is the caller's; free it with `etg_embedding_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of values, one that is not finite; the message has
+ *   both numbers and the shape), `ETG_ERROR_UNSUPPORTED` (the model takes no audio), `ETG_ERROR_BUSY`, `ETG_ERROR_ENGINE`,
+ *   `ETG_ERROR_INTERNAL`.
+ * - After a failure: the conversation is unchanged, `*embedding_out` is NULL if it could be written; after
+ *   `ETG_ERROR_INTERNAL` the runner is poisoned and needs `etg_runner_reset`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_encode_audio(struct etg_runner *runner,
+                                const float *features,
+                                size_t value_count,
                                 struct etg_embedding **embedding_out);
 
 /**

@@ -1059,6 +1059,13 @@ public:
         return detail::object_from<Embedding, etg_embedding>(
             [&](etg_embedding **out) { return etg_runner_encode_image(get(), image.get(), out); });
     }
+    /** Audio: `features` is what the audio encoder takes, row-major. */
+    Result<Embedding> encode_audio(const Rows &features)
+    {
+        return detail::object_from<Embedding, etg_embedding>([&](etg_embedding **out) {
+            return etg_runner_encode_audio(get(), features.data(), features.size(), out);
+        });
+    }
     Result<Rows> embed_tokens(const Ids &ids)
     {
         std::size_t tile_size = 0;

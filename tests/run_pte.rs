@@ -58,6 +58,7 @@ impl Place {
             ("decoder.pte", "h"),
             ("tok_embedding.pte", "e"),
             ("encoder.pte", "v"),
+            ("audio.pte", "a"),
             ("strange.pte", "?"),
         ] {
             place.write(name, kind.as_bytes());
@@ -352,6 +353,38 @@ fn pictures_come_from_lists_of_tensors_and_image_files() {
         (&["--image_path", "decoder.pte"], "h: there is no such file"),
         (&["--image_path", "tokenizer.bin"], "neither a picture, nor a tensor, nor a list of paths"),
         (&[], "--image_path is missing"),
+    ] {
+        let report = place.run(&[&model[..], arguments].concat());
+        assert_eq!(report.code, Some(1), "{arguments:?}");
+        assert!(report.log.contains(says), "{arguments:?}: {}", report.log);
+    }
+}
+
+#[test]
+fn audio_comes_from_lists_of_feature_tensors() {
+    let place = Place::new();
+    let tokenizer = root().join("tests/fixtures/tiny/granite_speech").display().to_string();
+    let features: Vec<u8> = std::iter::repeat_n(0.5f32.to_le_bytes(), 6 * 5).flatten().collect();
+    place.write("a.raw", &features);
+    place.write("list.txt", b"a.raw\n");
+    let model = ["--encoder_path=audio.pte", "--decoder_model_version=granite_speech", "--tokenizer_path", &tokenizer];
+    let turn = "<|start_of_role|>system<|end_of_role|>You are Granite, developed by IBM. You are a helpful AI \
+                assistant.<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>a<|end_of_text|>\n\
+                <|start_of_role|>assistant<|end_of_role|>";
+    let prompt_tokens = |report: &Report| report.observer()[0]["prompt_tokens"].as_u64().expect("a count");
+    let seq_len = "--seq_len=0";
+    let one = place.ok(&[&model[..], &["--audio_path", "list.txt", "--prompt", "<audio>a", seq_len]].concat());
+    assert!(place.read("outputs.txt").starts_with(turn), "{}", place.read("outputs.txt"));
+    let alone = place.ok(&[&model[..], &["--audio_path", "a.raw", "--prompt", "a", seq_len]].concat());
+    assert_eq!(prompt_tokens(&one), prompt_tokens(&alone));
+    place.write("list.txt", b"a.raw a.raw");
+    let two = place.ok(&[&model[..], &["--audio_path", "list.txt", "--prompt", "<audio><audio>a", seq_len]].concat());
+    assert_eq!(prompt_tokens(&two) - prompt_tokens(&one), 4, "four rows more, nothing around them");
+
+    place.write("a.raw", &features[4..]);
+    for (arguments, says) in [
+        (&["--audio_path", "list.txt"][..], "a.raw: 116 bytes are not the 120 bytes of the encoder's f32 features"),
+        (&[], "--audio_path is missing"),
     ] {
         let report = place.run(&[&model[..], arguments].concat());
         assert_eq!(report.code, Some(1), "{arguments:?}");

@@ -10,7 +10,7 @@ use super::runner_options::{self, etg_runner_options};
 use super::status::ETG_OK;
 use crate::artefact::{TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use crate::engine::{ComponentSource, SourceData};
-use crate::runner::{EVICTOR, ModelFiles, RequantRounding, Runner, requantize_levels};
+use crate::runner::{AUDIO_ENCODER, EVICTOR, ModelFiles, RequantRounding, Runner, requantize_levels};
 use crate::{Error, Result};
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -34,9 +34,9 @@ impl Handle for etg_model_files {
 }
 
 /// Components by name.
-const COMPONENTS: [&str; 4] = [TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER, EVICTOR];
+const COMPONENTS: [&str; 5] = [TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER, AUDIO_ENCODER, EVICTOR];
 /// Keys of the JSON setter.
-const KEYS: [&str; 5] = [TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER, EVICTOR, "tokenizer"];
+const KEYS: [&str; 6] = [TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER, AUDIO_ENCODER, EVICTOR, "tokenizer"];
 
 impl Files {
     fn set(&mut self, source: ComponentSource) -> Result<()> {
@@ -111,8 +111,8 @@ pub extern "C" fn etg_model_files_free(files: *mut etg_model_files) -> i32 {
     guard("etg_model_files_free", || handle::free(files).map(|()| ETG_OK))
 }
 
-/// Set the file of a component: "text_decoder", "tok_embedding", "vision_encoder" or "attention_sink_evictor". It is looked
-/// at when a runner is opened.
+/// Set the file of a component: "text_decoder", "tok_embedding", "vision_encoder", "audio_encoder" or
+/// "attention_sink_evictor". It is looked at when a runner is opened.
 ///
 /// - Threads: any.
 /// - Owns: the texts are copied.
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn etg_model_files_set_tokenizer(
 }
 
 /// Set any of the files from one JSON object of paths. Keys: text_decoder, tok_embedding, vision_encoder,
-/// attention_sink_evictor, tokenizer; null takes a file out.
+/// audio_encoder, attention_sink_evictor, tokenizer; null takes a file out.
 ///
 /// - Threads: any.
 /// - Owns: the text is copied.

@@ -157,6 +157,34 @@ pub unsafe extern "C" fn etg_runner_encode_image(
     })
 }
 
+/// The rows of audio, to be put into a message like those of a picture (`etg_messages_add_embedding`). `features` is what
+/// the audio encoder takes, `value_count` numbers row-major: features that were prepared elsewhere.
+///
+/// - Threads: one call at a time per runner.
+/// - Owns: the features are not kept; `*embedding_out` is the caller's; free it with `etg_embedding_free`.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of values, one that is not finite; the message has
+///   both numbers and the shape), `ETG_ERROR_UNSUPPORTED` (the model takes no audio), `ETG_ERROR_BUSY`, `ETG_ERROR_ENGINE`,
+///   `ETG_ERROR_INTERNAL`.
+/// - After a failure: the conversation is unchanged, `*embedding_out` is NULL if it could be written; after
+///   `ETG_ERROR_INTERNAL` the runner is poisoned and needs `etg_runner_reset`.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_runner_encode_audio(
+    runner: *mut etg_runner,
+    features: *const f32,
+    value_count: usize,
+    embedding_out: *mut *mut etg_embedding,
+) -> i32 {
+    with_runner("etg_runner_encode_audio", runner, |_, runner| {
+        // SAFETY: out-parameter of the caller.
+        let mut out = unsafe { embedding::out(embedding_out) }?;
+        // SAFETY: values of the caller.
+        let features = unsafe { input::values(features, value_count, "features") }?;
+        out.set(embedding::issue(runner.encode_audio(features)?));
+        Ok(ETG_OK)
+    })
+}
+
 /// The embedding rows of tokens, written to the caller's `rows`: `id_count` rows of as many floats as
 /// `etg_runner_image_geometry` says, so `value_count` is their product.
 ///

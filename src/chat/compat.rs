@@ -19,7 +19,7 @@ pub(super) struct UpstreamTemplate {
     pub name: &'static str,
     /// Text runners begin a conversation with the tokenizer's begin-of-text token, multimodal ones do not.
     pub starts_with_bos: bool,
-    /// Where a picture stands, in multimodal templates that take pictures.
+    /// Where a picture (or audio) stands, in multimodal templates.
     pub image_placeholder: Option<&'static str>,
     /// What upstream ends replies at, beyond the tokenizer's own end token (contract 5.6).
     pub end_tokens: &'static [&'static str],
@@ -170,7 +170,7 @@ static TEMPLATES: &[UpstreamTemplate] = &[
     UpstreamTemplate {
         name: "granite_speech",
         starts_with_bos: false,
-        image_placeholder: None,
+        image_placeholder: Some("<|audio|>"),
         end_tokens: &["<|end_of_text|>"],
         default_system: Some("You are Granite, developed by IBM. You are a helpful AI assistant."),
         turn: GRANITE_TURN,

@@ -27,6 +27,11 @@ pub enum ImageMarkup {
         /// `</img>`
         end: String,
     },
+    /// The rows alone: audio of Granite Speech.
+    Plain {
+        /// What the template writes, and the token of each row: `<|audio|>`.
+        token: String,
+    },
 }
 
 impl ImageMarkup {
@@ -44,6 +49,11 @@ impl ImageMarkup {
         ImageMarkup::InternVl { start: "<img>".into(), context: "<IMG_CONTEXT>".into(), end: "</img>".into() }
     }
 
+    /// Granite Speech's published token, for audio.
+    pub fn granite_speech() -> Self {
+        ImageMarkup::Plain { token: "<|audio|>".into() }
+    }
+
     /// What chat templates write where a picture stands.
     pub fn placeholder(&self) -> &str {
         self.row_token()
@@ -54,6 +64,7 @@ impl ImageMarkup {
         match self {
             ImageMarkup::SmolVlm { image, .. } => image,
             ImageMarkup::InternVl { context, .. } => context,
+            ImageMarkup::Plain { token } => token,
         }
     }
 
@@ -71,6 +82,7 @@ impl ImageMarkup {
         }
         let rows = self.row_token().repeat(rows_per_tile);
         Ok(match self {
+            ImageMarkup::Plain { .. } => rows.repeat(layout.tiles()),
             ImageMarkup::InternVl { start, end, .. } => format!("{start}{}{end}", rows.repeat(layout.tiles())),
             ImageMarkup::SmolVlm { around, global, .. } => {
                 let mut text = String::new();
@@ -129,6 +141,7 @@ mod tests {
         let intern = ImageMarkup::intern_vl();
         assert_eq!(intern.expand(whole, 2).unwrap(), "<img><IMG_CONTEXT><IMG_CONTEXT></img>");
         assert_eq!(intern.expand(split, 1).unwrap(), "<img><IMG_CONTEXT><IMG_CONTEXT><IMG_CONTEXT></img>");
+        assert_eq!(ImageMarkup::granite_speech().expand(whole, 3).unwrap(), "<|audio|><|audio|><|audio|>");
         let tiles_only = TileLayout { overview: false, ..split };
         assert_eq!(smol.expand(tiles_only, 1).unwrap().matches("<image>").count(), 2);
         assert!(smol.expand(TileLayout { rows: 0, cols: 0, overview: false }, 2).is_err());

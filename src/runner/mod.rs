@@ -6,6 +6,7 @@
 //! all of them.
 
 mod attention_sink;
+mod audio;
 mod contract;
 mod conversation;
 mod decoder;
@@ -22,6 +23,7 @@ mod options;
 mod pictures;
 mod reply;
 mod requant;
+mod row_encoder;
 mod sampler;
 mod sequence;
 mod session;
@@ -30,6 +32,7 @@ mod step;
 mod token_embedding;
 mod vision;
 
+pub use audio::AudioParts;
 pub use contract::{DecoderContract, LayerShape, StepGraph, StepInput};
 pub use decoder::{Decoder, DecoderParts, DecodingMode, EachRow, Progress};
 pub use eval::{EvalOptions, EvalProgress, Perplexity, perplexity};
@@ -37,7 +40,7 @@ pub use event::{CancelHandle, Event, Flow, StopReason, TurnResult};
 pub use logits::LogitsEncoding;
 pub use lookahead::{LookaheadOptions, LookaheadStats};
 pub use mask::{AttentionMask, BlockRow, Parent};
-pub use model_files::{EVICTOR, ModelFiles};
+pub use model_files::{AUDIO_ENCODER, EVICTOR, ModelFiles};
 pub use options::{GenerateOptions, RunnerOptions, SamplingOptions};
 pub use requant::{RequantRounding, requantize_levels};
 pub use sampler::Sampler;

@@ -1,5 +1,6 @@
 //! A model as the files upstream's exporter writes: one program a component, beside a tokenizer.
 
+use super::audio::AudioParts;
 use super::options::RunnerOptions;
 use super::session::{COMPAT_PREFIX, Runner, RunnerParts, tiling};
 use super::stats::Clock;
@@ -15,6 +16,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+/// Component name of an audio encoder.
+pub const AUDIO_ENCODER: &str = "audio_encoder";
 /// Component name of an attention sink's evictor.
 pub const EVICTOR: &str = "attention_sink_evictor";
 /// Bytes at each end of an encoder's file that tell it from others.
@@ -30,6 +33,8 @@ pub struct ModelFiles {
     pub token_embedding: Option<ComponentSource>,
     /// The vision encoder, e.g. `vision_encoder_qnn.pte`.
     pub vision_encoder: Option<ComponentSource>,
+    /// The audio encoder, e.g. `audio_encoder_qnn.pte`.
+    pub audio_encoder: Option<ComponentSource>,
     /// The evictor of an attention sink, e.g. `attention_sink_evictor.pte`.
     pub evictor: Option<ComponentSource>,
     /// `tokenizer.json`, `tokenizer.model` or `tokenizer.bin`, or a folder with one of them. Special tokens, the chat
@@ -45,11 +50,18 @@ impl ModelFiles {
 
     /// A text model whose decoder need not be in a file.
     pub fn with_decoder(text_decoder: ComponentSource, tokenizer: impl Into<PathBuf>) -> Self {
-        Self { text_decoder, token_embedding: None, vision_encoder: None, evictor: None, tokenizer: tokenizer.into() }
+        Self {
+            text_decoder,
+            token_embedding: None,
+            vision_encoder: None,
+            audio_encoder: None,
+            evictor: None,
+            tokenizer: tokenizer.into(),
+        }
     }
 
-    /// Set the file of a component by its name: `text_decoder`, `tok_embedding`, `vision_encoder` or
-    /// `attention_sink_evictor`.
+    /// Set the file of a component by its name: `text_decoder`, `tok_embedding`, `vision_encoder`,
+    /// `audio_encoder` or `attention_sink_evictor`.
     ///
     /// # Errors
     /// [`Error::NotFound`] that lists the names there are.
@@ -61,10 +73,12 @@ impl ModelFiles {
             }
             TOK_EMBEDDING => &mut self.token_embedding,
             VISION_ENCODER => &mut self.vision_encoder,
+            AUDIO_ENCODER => &mut self.audio_encoder,
             EVICTOR => &mut self.evictor,
             other => {
                 return Err(Error::NotFound(format!(
-                    "there is no component {other}; there are: {TEXT_DECODER}, {TOK_EMBEDDING}, {VISION_ENCODER}, {EVICTOR}"
+                    "there is no component {other}; there are: {TEXT_DECODER}, {TOK_EMBEDDING}, {VISION_ENCODER}, \
+                     {AUDIO_ENCODER}, {EVICTOR}"
                 )));
             }
         };
@@ -105,6 +119,8 @@ impl Runner {
             Some(encoder) => Some(vision_parts(files, encoder, &file.tokenizer, options)?),
             None => None,
         };
+        let audio = load(&files.audio_encoder)?;
+        let audio = audio.map(|encoder| AudioParts { encoder, markup: ImageMarkup::granite_speech() });
         let ends = template.as_ref().map(ChatTemplate::end_tokens).unwrap_or_default();
         let eos_ids = ends.iter().filter_map(|text| file.tokenizer.token_id(text)).collect();
         let parts = RunnerParts {
@@ -114,6 +130,7 @@ impl Runner {
             system_prompt: options.system_prompt.clone(),
             token_embedding,
             vision,
+            audio,
             evictor,
             decoding: options.decoding,
             requant: options.requant_rounding,

@@ -123,6 +123,15 @@ impl Draft {
     }
 }
 
+/// How a model writes the rows of an encoder in a prompt.
+struct Slots<'r> {
+    markup: &'r ImageMarkup,
+    /// Id of the token each row takes the place of.
+    row_id: u32,
+    /// Numbers of a row.
+    width: usize,
+}
+
 /// What looking at pictures took.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Seen {
@@ -140,7 +149,7 @@ impl Runner {
     pub(super) fn draft(&self, new: &[Message]) -> Result<Draft> {
         let (messages, replies) = self.conversation.script(new);
         let parts = || messages.iter().flat_map(|message| &message.parts).filter(|part| part.is_image());
-        let Some(vision) = &self.vision else {
+        let Some(slots) = self.slots() else {
             return match parts().next() {
                 None => {
                     let prompt = self.encoder.encode(&messages, &replies, &self.render_options)?;
@@ -151,13 +160,13 @@ impl Runner {
                 )),
             };
         };
-        let pictures = parts().map(|part| self.survey(vision, part)).collect::<Result<Vec<_>>>()?;
+        let pictures = parts().map(|part| self.survey(&slots, part)).collect::<Result<Vec<_>>>()?;
         let texts = pictures.iter().map(|picture| {
             let tiles = picture.layout.tiles().max(1);
-            vision.markup.expand(picture.layout, picture.rows / tiles)
+            slots.markup.expand(picture.layout, picture.rows / tiles)
         });
         let texts = texts.collect::<Result<Vec<_>>>()?;
-        let images = ImageTexts { placeholder: vision.markup.placeholder(), row_id: vision.row_id, texts: &texts };
+        let images = ImageTexts { placeholder: slots.markup.placeholder(), row_id: slots.row_id, texts: &texts };
         let prompt = self.encoder.encode_with_images(&messages, &replies, &images, &self.render_options)?;
         let rows: usize = pictures.iter().map(|picture| picture.rows).sum();
         if prompt.image_rows.len() != rows {
@@ -167,15 +176,29 @@ impl Runner {
         Ok(Draft { prompt, pictures })
     }
 
-    fn survey(&self, vision: &Vision, part: &Part) -> Result<Picture> {
+    /// Where rows of an encoder stand in a prompt; `None` for models of text alone.
+    fn slots(&self) -> Option<Slots<'_>> {
+        match (&self.vision, &self.audio) {
+            (Some(vision), _) => {
+                Some(Slots { markup: &vision.markup, row_id: vision.row_id, width: vision.encoder.width() })
+            }
+            (None, Some(audio)) => {
+                Some(Slots { markup: &audio.markup, row_id: audio.row_id, width: audio.encoder.width() })
+            }
+            (None, None) => None,
+        }
+    }
+
+    fn survey(&self, slots: &Slots<'_>, part: &Part) -> Result<Picture> {
         match part {
             Part::Image(image) => {
+                let vision = self.vision.as_ref().ok_or_else(no_pictures)?;
                 let layout = vision.processor.layout_of(image, vision.tiling)?;
                 let rows = layout.tiles() * vision.encoder.rows_per_tile();
                 Ok(Picture { source: Source::Image(image.clone(), vision.key_of(image)), layout, rows })
             }
             Part::Embedding(embedding) => {
-                let (have, want) = (embedding.width(), vision.encoder.width());
+                let (have, want) = (embedding.width(), slots.width);
                 if have != want {
                     return Err(Error::invalid(format!(
                         "an embedding has rows of {have} numbers, this model takes rows of {want}"
@@ -262,8 +285,9 @@ impl Runner {
     /// Bytes of weights of all components, mapped or in memory.
     pub fn weight_bytes(&self) -> u64 {
         let embedding = self.decoder.embedding().map_or(0, |embedding| embedding.component().weight_bytes());
-        let encoder = self.vision.as_ref().map_or(0, |vision| vision.encoder.component().weight_bytes());
-        self.decoder.component().weight_bytes() + embedding + encoder
+        let vision = self.vision.as_ref().map_or(0, |vision| vision.encoder.component().weight_bytes());
+        let audio = self.audio.as_ref().map_or(0, |audio| audio.encoder.component().weight_bytes());
+        self.decoder.component().weight_bytes() + embedding + vision + audio
     }
 
     /// Pictures in the image cache, and the bytes their rows take.
@@ -304,7 +328,9 @@ impl Runner {
     /// As [`preprocess`](Self::preprocess) and [`encode_pixels`](Self::encode_pixels).
     pub fn encode_image(&mut self, image: &Image) -> Result<Arc<Embedding>> {
         let vision = self.vision.as_ref().ok_or_else(no_pictures)?;
-        let picture = self.survey(vision, &Part::Image(image.clone()))?;
+        let layout = vision.processor.layout_of(image, vision.tiling)?;
+        let rows = layout.tiles() * vision.encoder.rows_per_tile();
+        let picture = Picture { source: Source::Image(image.clone(), vision.key_of(image)), layout, rows };
         let seen = self.look_at(&[picture], &mut |_, _| Flow::Continue)?;
         let first = seen.and_then(|(embeddings, _)| embeddings.into_iter().next());
         first.ok_or_else(|| Error::internal("a picture gave no rows"))
@@ -328,15 +354,14 @@ impl Runner {
     /// # Errors
     /// [`Error::InvalidArgument`] if rows and slots do not match (both numbers are named); `rows` is then unchanged.
     pub fn merge(&self, ids: &[u32], rows: &mut [f32], pictures: &[&Embedding]) -> Result<()> {
-        let vision = self.vision.as_ref().ok_or_else(no_pictures)?;
-        let width = vision.encoder.width();
+        let Slots { row_id, width, .. } = self.slots().ok_or_else(no_pictures)?;
         if ids.len().checked_mul(width) != Some(rows.len()) {
             let (count, have) = (ids.len(), rows.len());
             return Err(Error::invalid(format!(
                 "{count} tokens need {count} rows of {width} numbers, given are {have}"
             )));
         }
-        let slots: Vec<usize> = (0..ids.len()).filter(|&at| ids[at] == vision.row_id).collect();
+        let slots: Vec<usize> = (0..ids.len()).filter(|&at| ids[at] == row_id).collect();
         let given: usize = pictures.iter().map(|picture| picture.row_count()).sum();
         if slots.len() != given || pictures.iter().any(|picture| picture.width() != width) {
             let slots = slots.len();

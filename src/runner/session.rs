@@ -1,5 +1,6 @@
 //! The `Runner`: a model, a conversation, and the single steps they are made of.
 
+use super::audio::{Audio, AudioParts};
 use super::conversation::{Conversation, Reply, Turn};
 use super::decoder::{Decoder, DecoderParts, DecodingMode, Progress};
 use super::eval::{self, EvalOptions, EvalProgress, Perplexity};
@@ -35,6 +36,7 @@ pub(super) const COMPAT_PREFIX: &str = "upstream:";
 pub struct Runner {
     pub(super) decoder: Decoder,
     pub(super) vision: Option<Vision>,
+    pub(super) audio: Option<Audio>,
     pub(super) encoder: PromptEncoder,
     pub(super) render_options: RenderOptions,
     pub(super) eos_ids: Vec<u32>,
@@ -69,6 +71,8 @@ pub struct RunnerParts {
     pub token_embedding: Option<Box<dyn LoadedComponent>>,
     /// What looks at pictures, if the model takes any.
     pub vision: Option<VisionParts>,
+    /// What listens to audio, if the model takes any.
+    pub audio: Option<AudioParts>,
     /// The loaded evictor of an attention sink: the conversation may then be longer than the context.
     pub evictor: Option<Box<dyn LoadedComponent>>,
     /// Which graphs of the decoder run.
@@ -90,6 +94,7 @@ impl RunnerParts {
             system_prompt: None,
             token_embedding: None,
             vision: None,
+            audio: None,
             evictor: None,
             decoding: DecodingMode::default(),
             requant: RequantRounding::default(),
@@ -194,7 +199,8 @@ impl Runner {
             requant: parts.requant,
         })?;
         let vision = parts.vision.map(|vision| Vision::new(vision, &parts.tokenizer)).transpose()?;
-        check_widths(&decoder, vision.as_ref())?;
+        let audio = parts.audio.map(|audio| Audio::new(audio, &parts.tokenizer)).transpose()?;
+        check_widths(&decoder, vision.as_ref(), audio.as_ref())?;
         let mut eos_ids = [parts.tokenizer.eos_ids(), &parts.eos_ids].concat();
         eos_ids.sort_unstable();
         eos_ids.dedup();
@@ -203,6 +209,7 @@ impl Runner {
         Ok(Self {
             decoder,
             vision,
+            audio,
             encoder,
             render_options: RenderOptions { extra: parts.template_variables, now: Some(now()), ..Default::default() },
             eos_ids,
@@ -554,15 +561,23 @@ pub(super) fn tiling(options: &RunnerOptions) -> Tiling {
 }
 
 /// Encoder and decoder must agree on the width of rows.
-fn check_widths(decoder: &Decoder, vision: Option<&Vision>) -> Result<()> {
-    let Some(vision) = vision else { return Ok(()) };
-    let rows = vision.encoder.width();
+fn check_widths(decoder: &Decoder, vision: Option<&Vision>, audio: Option<&Audio>) -> Result<()> {
+    let (kind, rows) = match (vision, audio) {
+        (None, None) => return Ok(()),
+        (Some(vision), None) => ("vision", vision.encoder.width()),
+        (None, Some(audio)) => ("audio", audio.encoder.width()),
+        (Some(_), Some(_)) => {
+            return Err(Error::Unsupported("a model with both a vision and an audio encoder cannot be run".into()));
+        }
+    };
     match decoder.contract().hidden_size() {
         Some(width) if width == rows => Ok(()),
         Some(width) => Err(Error::invalid(format!(
-            "the vision encoder gives rows of {rows} numbers, the text decoder takes {width}"
+            "the {kind} encoder gives rows of {rows} numbers, the text decoder takes {width}"
         ))),
-        None => Err(Error::invalid("the model has a vision encoder, but its text decoder takes token ids only")),
+        None => {
+            Err(Error::invalid(format!("the model has a {kind} encoder, but its text decoder takes token ids only")))
+        }
     }
 }
 

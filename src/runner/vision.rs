@@ -1,11 +1,10 @@
 //! The vision encoder: a loaded component that makes rows of one tile.
 
+use super::row_encoder::RowEncoder;
 use crate::chat::ImageMarkup;
-use crate::engine::{ExecuteOptions, LoadedComponent};
+use crate::engine::LoadedComponent;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Tensor, TensorView};
 use crate::media::{ImageProcessor, Tiling};
-use std::time::Instant;
 
 /// What a runner needs to look at pictures.
 pub struct VisionParts {
@@ -24,18 +23,7 @@ pub struct VisionParts {
 }
 
 /// A loaded vision encoder: graph `[1, 3, S, S]` f32 → `[1, T, E]` f32.
-pub struct VisionEncoder {
-    component: Box<dyn LoadedComponent>,
-    graph: usize,
-    pixels: Vec<usize>,
-    rows: Tensor,
-    rows_per_tile: usize,
-    width: usize,
-    engine_ms: f64,
-}
-
-/// Name of the graph, if there are several.
-const FORWARD: &str = "forward";
+pub struct VisionEncoder(RowEncoder);
 
 impl VisionEncoder {
     /// Set an encoder up.
@@ -43,54 +31,38 @@ impl VisionEncoder {
     /// # Errors
     /// [`Error::InvalidArgument`] naming the graph and its shapes if it is of another kind.
     pub fn new(component: Box<dyn LoadedComponent>) -> Result<Self> {
-        let graphs = component.graphs();
-        let graph = graphs.iter().position(|graph| graph.name == FORWARD || graphs.len() == 1);
-        let graph = graph.ok_or_else(|| {
-            let names = graphs.iter().map(|graph| graph.name.as_str()).collect::<Vec<_>>().join(", ");
-            Error::invalid(format!("the vision encoder has no graph {FORWARD}; it has: {names}"))
-        })?;
-        let signature = &graphs[graph];
-        let misfit = || Error::invalid(format!("graph {} is no vision encoder: {signature:?}", signature.name));
-        let ([pixels], [rows]) = (&signature.inputs[..], &signature.outputs[..]) else { return Err(misfit()) };
-        let (&[1, 3, height, width], &[1, rows_per_tile, row_width]) = (&pixels.shape[..], &rows.shape[..]) else {
-            return Err(misfit());
-        };
-        let sizes_fit = height == width && height > 0 && rows_per_tile > 0 && row_width > 0;
-        if !sizes_fit || pixels.dtype != DType::F32 || rows.dtype != DType::F32 {
-            return Err(misfit());
-        }
-        let (pixels, rows) = (pixels.shape.clone(), Tensor::zeros(rows.clone())?);
-        Ok(Self { component, graph, pixels, rows, rows_per_tile, width: row_width, engine_ms: 0.0 })
+        let is_square = |shape: &[usize]| matches!(shape, &[1, 3, height, width] if height == width);
+        RowEncoder::new(component, "vision encoder", is_square).map(Self)
     }
 
     /// Side of a tile, in pixels.
     pub fn tile_size(&self) -> usize {
-        self.pixels.last().copied().unwrap_or_default()
+        self.0.shape().last().copied().unwrap_or_default()
     }
 
     /// T: rows of one tile.
     pub fn rows_per_tile(&self) -> usize {
-        self.rows_per_tile
+        self.0.row_count()
     }
 
     /// E: numbers of a row.
     pub fn width(&self) -> usize {
-        self.width
+        self.0.width()
     }
 
     /// Milliseconds spent in the engine since creation.
     pub fn engine_ms(&self) -> f64 {
-        self.engine_ms
+        self.0.engine_ms()
     }
 
     /// The loaded component.
     pub fn component(&self) -> &dyn LoadedComponent {
-        self.component.as_ref()
+        self.0.component()
     }
 
     /// The loaded component, to switch profiling.
     pub fn component_mut(&mut self) -> &mut dyn LoadedComponent {
-        self.component.as_mut()
+        self.0.component_mut()
     }
 
     /// Encode one tile `[3, S, S]`, normalized; gives `[T, E]` row-major, valid until the next call.
@@ -98,17 +70,11 @@ impl VisionEncoder {
     /// # Errors
     /// [`Error::InvalidArgument`] with both numbers for a tile of another size; what the engine reports.
     pub fn encode_tile(&mut self, tile: &[f32]) -> Result<&[f32]> {
-        let wanted: usize = self.pixels.iter().product();
+        let wanted: usize = self.0.shape().iter().product();
         if tile.len() != wanted {
             let (have, side) = (tile.len(), self.tile_size());
             return Err(Error::invalid(format!("a tile has {have} numbers, the encoder takes 3 x {side} x {side}")));
         }
-        let pixels = TensorView { dtype: DType::F32, shape: &self.pixels, bytes: bytemuck::cast_slice(tile) };
-        let started = Instant::now();
-        let outcome =
-            self.component.execute(self.graph, &[pixels], &mut [self.rows.view_mut()], &ExecuteOptions::default());
-        self.engine_ms += started.elapsed().as_secs_f64() * 1000.0;
-        outcome?;
-        self.rows.as_slice::<f32>()
+        self.0.encode(tile)
     }
 }

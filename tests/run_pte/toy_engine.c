@@ -3,7 +3,8 @@
  *
  * The token behind `id` is `id + 1`, and the end token 2 behind each id that ends in 9. The first byte of a program file
  * says what it is: `t` a decoder that takes tokens, `h` one that takes hidden states, `k` one that has kv_forward alone,
- * `e` a token embedding (a row is the id and a zero), `v` a vision encoder; `x` a decoder whose third call fails.
+ * `e` a token embedding (a row is the id and a zero), `v` a vision encoder, `a` an audio encoder; `x` a decoder whose third
+ * call fails.
  */
 #include "etgenai_engine.h"
 
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTEXT = 256, PREFILL = 4, VOCABULARY = 600, WIDTH = 2, SIDE = 64, ROWS = 4, END = 2 };
+enum { CONTEXT = 256, PREFILL = 4, VOCABULARY = 600, WIDTH = 2, SIDE = 64, ROWS = 4, FRAMES = 6, BINS = 5, END = 2 };
 
 static const uint64_t ONE_TOKEN[] = {1, 1}, TOKENS[] = {1, PREFILL};
 static const uint64_t ONE_STATE[] = {1, 1, WIDTH}, STATES[] = {1, PREFILL, WIDTH};
@@ -21,6 +22,7 @@ static const uint64_t ONE_V[] = {1, 1, CONTEXT - 1, 1}, VS[] = {1, 1, CONTEXT - 
 static const uint64_t ONE_NEW_K[] = {1, 1, 1, 1}, NEW_KS[] = {1, 1, 1, PREFILL}, NEW_VS[] = {1, 1, PREFILL, 1};
 static const uint64_t ONE_LOGITS[] = {1, 1, VOCABULARY}, LOGITS[] = {1, PREFILL, VOCABULARY};
 static const uint64_t PIXELS[] = {1, 3, SIDE, SIDE}, PICTURE[] = {1, ROWS, WIDTH};
+static const uint64_t FEATURES[] = {1, FRAMES, BINS};
 
 #define TENSOR(name, dtype, dims) {name, sizeof(name) - 1, dtype, (uint32_t)(sizeof(dims) / sizeof((dims)[0])), dims}
 
@@ -49,6 +51,7 @@ static const etg_engine_tensor_info STATE_PREFILL_IN[] = {TENSOR("states", ETG_D
 static const etg_engine_tensor_info EMBED_ONE_OUT[] = {TENSOR("rows", ETG_DTYPE_F32, ONE_STATE)};
 static const etg_engine_tensor_info EMBED_OUT[] = {TENSOR("rows", ETG_DTYPE_F32, STATES)};
 static const etg_engine_tensor_info VISION_IN[] = {TENSOR("pixels", ETG_DTYPE_F32, PIXELS)};
+static const etg_engine_tensor_info AUDIO_IN[] = {TENSOR("features", ETG_DTYPE_F32, FEATURES)};
 static const etg_engine_tensor_info VISION_OUT[] = {TENSOR("rows", ETG_DTYPE_F32, PICTURE)};
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -62,6 +65,7 @@ static const etg_engine_graph STATE_DECODER[] = {
 static const etg_engine_graph EMBEDDING[] = {GRAPH("tok_embedding_kv_forward", KV_IN, 1, EMBED_ONE_OUT),
                                              GRAPH("tok_embedding_prefill_forward", PREFILL_IN, 1, EMBED_OUT)};
 static const etg_engine_graph VISION[] = {GRAPH("forward", VISION_IN, COUNT(VISION_IN), VISION_OUT)};
+static const etg_engine_graph AUDIO[] = {GRAPH("forward", AUDIO_IN, COUNT(AUDIO_IN), VISION_OUT)};
 
 typedef struct program {
     char kind;
@@ -123,7 +127,8 @@ static int32_t load(void *user_data, const etg_engine_source *source, etg_engine
         out->graph_count = 2;
         return ETG_ENGINE_OK;
     case 'v':
-        out->graphs = VISION;
+    case 'a':
+        out->graphs = kind == 'v' ? VISION : AUDIO;
         out->graph_count = 1;
         return ETG_ENGINE_OK;
     default:
@@ -170,6 +175,7 @@ static int32_t execute(void *user_data, void *component, const etg_engine_call *
         }
         break;
     case 'v':
+    case 'a':
         for (size_t row = 0; row < ROWS; row++) {
             rows[row * WIDTH] = 0.0F;
             rows[row * WIDTH + 1] = ((const float *)call->inputs[0].data)[0];

@@ -10,13 +10,15 @@ use super::outputs::Outputs;
 use super::pieces::Pieces;
 use super::tokens;
 use etgenai::chat::{
-    ChatTemplate, ImageMarkup, Message, Part, RenderOptions, TokenizerFormat, messages_with_placeholders,
+    ChatTemplate, ImageMarkup, Message, Part, RenderOptions, TokenizerFormat, messages_with_audio,
+    messages_with_placeholders,
 };
 use etgenai::media::TileLayout;
 use etgenai::runner::{Event, Flow, GenerateOptions, Runner, SamplingOptions, StopReason, TurnResult};
 use etgenai::{Error, Result};
 use log::info;
 use serde_json::Value;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What upstream's sampler keeps of the probability when it does not just take the most likely token.
@@ -99,14 +101,20 @@ impl<'c> Conversation<'c> {
         }
     }
 
-    /// The prompts as messages, pictures in their places.
-    fn messages(&self, prompts: &[String]) -> Result<Vec<Message>> {
-        let Some((side, ..)) = self.runner.image_geometry() else {
-            return Ok(prompts.iter().map(Message::user).collect());
-        };
-        let path = self.flags.images.as_deref();
-        let path = path.ok_or_else(|| Error::invalid("--image_path is missing: this model looks at pictures"))?;
-        messages_with_placeholders(prompts, inputs::pictures(path, side)?)
+    /// The prompts as messages, pictures and audio in their places.
+    fn messages(&mut self, prompts: &[String]) -> Result<Vec<Message>> {
+        let given = |path: &'c Option<PathBuf>, missing: &str| path.as_deref().ok_or_else(|| Error::invalid(missing));
+        if let Some((side, ..)) = self.runner.image_geometry() {
+            let path = given(&self.flags.images, "--image_path is missing: this model looks at pictures")?;
+            return messages_with_placeholders(prompts, inputs::pictures(path, side)?);
+        }
+        if let Some(shape) = self.runner.audio_shape() {
+            let path = given(&self.flags.audio, "--audio_path is missing: this model listens to audio")?;
+            let features = inputs::features(path, shape.iter().product())?;
+            let rows = features.iter().map(|features| self.runner.encode_audio(features));
+            return messages_with_audio(prompts, rows.collect::<Result<_>>()?);
+        }
+        Ok(prompts.iter().map(Message::user).collect())
     }
 
     /// One turn of the conversation.
@@ -173,18 +181,19 @@ impl<'c> Conversation<'c> {
     fn echo(&self, message: &Message) -> Result<String> {
         let mut message = message.clone();
         for part in message.parts.iter_mut().filter(|part| part.is_image()) {
-            *part = Part::Text(self.around_picture()?);
+            *part = Part::Text(self.around_rows()?);
         }
         let system = Some(&self.flags.system_prompt).filter(|prompt| !prompt.is_empty()).map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain([message]).collect();
         self.template.render(&messages, &RenderOptions::default())
     }
 
-    /// The tokens around a picture's rows.
-    fn around_picture(&self) -> Result<String> {
+    /// The tokens around the rows of a picture or of audio.
+    fn around_rows(&self) -> Result<String> {
         let markup = match self.flags.version.as_str() {
             "smolvlm" => ImageMarkup::smol_vlm(),
-            _ => ImageMarkup::intern_vl(),
+            "internvl3" => ImageMarkup::intern_vl(),
+            _ => ImageMarkup::granite_speech(),
         };
         Ok(markup.expand(TileLayout::WHOLE, 1)?.replace(markup.row_token(), ""))
     }

@@ -1,4 +1,4 @@
-//! What a conversation is given in files: pictures and token ids.
+//! What a conversation is given in files: pictures, audio features and token ids.
 
 use etgenai::media::{DecodeOptions, Image};
 use etgenai::{Error, Result};
@@ -20,6 +20,39 @@ pub fn pictures(path: &Path, side: usize) -> Result<Vec<Image>> {
     let list = String::from_utf8(bytes)
         .map_err(|_| Error::format(path, "content", "neither a picture, nor a tensor, nor a list of paths"))?;
     listed(&list).iter().map(|path| picture(path, side)).collect()
+}
+
+/// The features of the audio that `--audio_path` means: those a list file names, or the file itself if it holds exactly
+/// `values` f32 numbers.
+///
+/// # Errors
+/// As [`pictures`].
+pub fn features(path: &Path, values: usize) -> Result<Vec<Vec<f32>>> {
+    let size = values.saturating_mul(size_of::<f32>());
+    let bytes = read(path)?;
+    if bytes.len() == size {
+        return Ok(vec![floats(&bytes)]);
+    }
+    let list = String::from_utf8(bytes)
+        .map_err(|_| Error::format(path, "content", "neither audio features nor a list of paths"))?;
+    let listed = listed(&list);
+    let features = listed.iter().map(|path| {
+        let bytes = read(path)?;
+        match bytes.len() == size {
+            true => Ok(floats(&bytes)),
+            false => {
+                let (path, have) = (path.display(), bytes.len());
+                Err(Error::invalid(format!(
+                    "{path}: {have} bytes are not the {size} bytes of the encoder's f32 features"
+                )))
+            }
+        }
+    });
+    features.collect()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap_or_default())).collect()
 }
 
 /// Paths in a list: lines of them with single spaces between.
@@ -143,6 +176,17 @@ mod tests {
         assert!(matches!(pictures(&list, SIDE), Err(Error::NotFound(text)) if text.contains("there/is/no.raw")));
         let damaged = write(&folder, "damaged.png", b"\x89PNG\r\n\x1A\n....");
         assert!(pictures(&damaged, SIDE).is_err());
+    }
+
+    #[test]
+    fn audio_features_have_exactly_the_encoders_size() {
+        let folder = folder();
+        let raw = write(&folder, "a.raw", &tensor(3.0));
+        let list = write(&folder, "list.txt", format!("{0}\n{0}", raw.display()).as_bytes());
+        assert_eq!(features(&raw, 12).unwrap(), [(3..15u8).map(f32::from).collect::<Vec<_>>()]);
+        assert_eq!(features(&list, 12).unwrap().len(), 2);
+        let error = features(&list, 13).unwrap_err().to_string();
+        assert!(error.contains("48 bytes are not the 52 bytes of the encoder's f32 features"), "{error}");
     }
 
     #[test]

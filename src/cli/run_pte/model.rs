@@ -79,7 +79,8 @@ fn files(flags: &Flags) -> Result<ModelFiles> {
         Programs::Text { model } => ModelFiles::new(model, &flags.tokenizer),
         Programs::Multimodal { encoder, tok_embedding, decoder } => {
             let mut files = ModelFiles::new(decoder, &flags.tokenizer);
-            files.set(ComponentSource::file("vision_encoder", encoder))?;
+            let kind = if flags.is_audio() { "audio_encoder" } else { "vision_encoder" };
+            files.set(ComponentSource::file(kind, encoder))?;
             files.set(ComponentSource::file("tok_embedding", tok_embedding))?;
             files
         }
