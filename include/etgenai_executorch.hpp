@@ -50,6 +50,22 @@
 #include <utility>
 #include <vector>
 
+/** The entry of the engine that loads .pte files itself (see etg_engine_open_fn): in libetgenai_executorch.so, and in programs
+ *  that compile its sources in (CMake target etgenai::executorch_engine_sources).
+ *
+ *  Options are a JSON object; all of them may be left out:
+ *  - `library_dir`: folder of ExecuTorch's kernel and backend libraries; default: where the runtime was loaded from. They are
+ *    opened when a program needs them, and only if this process has no such kernels yet.
+ *  - `libraries`: list of further kernel and backend libraries, opened at once.
+ *  - `qnn_library_dir`: folder of libQnnHtp.so and libQnnSystem.so; default: ETGENAI_QNN_LIBRARY_DIR of the environment, else
+ *    the system's search. The first program that needs QNN decides for the process.
+ *  - `load_mode`: `mmap` (default) or `file`.
+ *  - `log_level`: `off`, `error`, `warning` (default), `info`, `debug` or `trace`.
+ *  - `handle_aborts`: call hook_runtime(); default true. */
+extern "C" __attribute__((visibility("default"))) std::int32_t
+etg_engine_open(const etg_engine_host *host, const char *options, std::size_t options_length,
+                etg_engine_functions *functions_out, etg_engine_error *error);
+
 namespace etgenai {
 namespace executorch {
 

@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -94,7 +95,59 @@ class ErrorRoom {
     etg_engine_error error_{sizeof(etg_engine_error), text_, sizeof text_};
 };
 
-class Component;
+/** Calls that fail give their status, and the text in `message`; calls that do not give ETG_ENGINE_OK. */
+inline std::int32_t status_of(const std::function<void()> &call, std::string &message)
+{
+    try {
+        call();
+    } catch (const EngineError &error) {
+        message = error.what();
+        check(!message.empty(), "an error without a text");
+        return error.status;
+    }
+    message.clear();
+    return ETG_ENGINE_OK;
+}
+
+template <class T>
+void check_equal(const std::vector<T> &left, const std::vector<T> &right, const std::string &what)
+{
+    check(left.size() == right.size(), what + ": " + std::to_string(left.size()) + " numbers, not " + std::to_string(right.size()));
+    for (std::size_t i = 0; i < left.size(); ++i) {
+        check(!(left[i] < right[i]) && !(right[i] < left[i]),
+              what + ": number " + std::to_string(i) + " is " + std::to_string(left[i]) + ", not " + std::to_string(right[i]));
+    }
+}
+
+/** A named test. */
+struct Test {
+    const char *name;
+    void (*run)();
+};
+
+/** Runs the tests that the command line names, or all; gives the exit code. */
+template <std::size_t N>
+int run_tests(const Test (&tests)[N], int argc, char **argv)
+{
+    int failures = 0;
+    for (const Test &test : tests) {
+        const bool wanted =
+            argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char *name) { return std::string_view(name) == test.name; });
+        if (!wanted) {
+            continue;
+        }
+        std::printf("%s\n", test.name);
+        std::fflush(stdout);
+        try {
+            test.run();
+        } catch (const std::exception &exception) {
+            std::printf("  FAILED: %s\n", exception.what());
+            ++failures;
+        }
+    }
+    std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
+    return failures == 0 ? 0 : 1;
+}
 
 /** An engine library. */
 class Engine {
@@ -105,10 +158,14 @@ class Engine {
         check(handle != nullptr, "cannot open " + library + ": " + (handle == nullptr ? dlerror() : ""));
         const auto open = reinterpret_cast<etg_engine_open_fn>(dlsym(handle, ETG_ENGINE_OPEN_SYMBOL));
         check(open != nullptr, library + " has no " ETG_ENGINE_OPEN_SYMBOL);
-        functions_.struct_size = sizeof functions_;
-        ErrorRoom error;
-        error.require_ok(open(&host_, options.data(), options.size(), &functions_, error.get()));
+        open_with(open, options);
     }
+    /** An engine inside this program: `open`, which a library exports, or one of the host's own. */
+    Engine(etg_engine_open_fn open, const std::string &options)
+    {
+        open_with(open, options);
+    }
+    explicit Engine(const etg_engine_functions &functions) : functions_(functions) {}
     ~Engine()
     {
         if (functions_.destroy != nullptr) {
@@ -131,6 +188,13 @@ class Engine {
     }
 
   private:
+    void open_with(etg_engine_open_fn open, const std::string &options)
+    {
+        functions_.struct_size = sizeof functions_;
+        ErrorRoom error;
+        error.require_ok(open(&host_, options.data(), options.size(), &functions_, error.get()));
+    }
+
     static void append(void *user_data, std::int32_t, const char *message, std::size_t length)
     {
         auto &engine = *static_cast<Engine *>(user_data);

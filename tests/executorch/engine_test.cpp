@@ -83,30 +83,6 @@ std::vector<std::int32_t> prompt_ids(const std::string &name = "prompt_ids")
     return read_tensor<std::int32_t>(FIXTURES "/tiny/smollm2/golden.safetensors", name);
 }
 
-template <class T>
-void check_equal(const std::vector<T> &left, const std::vector<T> &right, const std::string &what)
-{
-    check(left.size() == right.size(), what + ": " + std::to_string(left.size()) + " numbers, not " + std::to_string(right.size()));
-    for (std::size_t i = 0; i < left.size(); ++i) {
-        check(!(left[i] < right[i]) && !(right[i] < left[i]),
-              what + ": number " + std::to_string(i) + " is " + std::to_string(left[i]) + ", not " + std::to_string(right[i]));
-    }
-}
-
-/** The status of loading; ETG_ENGINE_OK if it works. */
-std::int32_t load_status(const std::function<void()> &load, std::string &message)
-{
-    try {
-        load();
-    } catch (const EngineError &error) {
-        message = error.what();
-        check(!message.empty(), "an error without a text");
-        return error.status;
-    }
-    message.clear();
-    return ETG_ENGINE_OK;
-}
-
 /* ---- what programs answer ---- */
 
 void text_goldens()
@@ -323,7 +299,7 @@ void aborts()
     Graph fine = component.graph("double");
     for (int i = 0; i < 3; ++i) {
         std::string message;
-        const auto status = load_status([&] { broken.execute(); }, message);
+        const auto status = status_of([&] { broken.execute(); }, message);
         check(status == ETG_ENGINE_ERROR_FAILED, "status " + std::to_string(status) + ": " + message);
         check(message.find("check inside ExecuTorch failed: ") != std::string::npos, "not by an abort: " + message);
         fine.inputs[0].data<float>()[1] = 21.0F;
@@ -456,7 +432,7 @@ void wrong_calls()
     const auto refused = [&](const std::vector<etg_engine_tensor> &inputs, const std::vector<etg_engine_tensor> &outputs,
                              const std::string &named) {
         std::string message;
-        const auto status = load_status([&] { graph.execute(inputs, outputs); }, message);
+        const auto status = status_of([&] { graph.execute(inputs, outputs); }, message);
         check(status == ETG_ENGINE_ERROR_INVALID_ARGUMENT, "status " + std::to_string(status) + ": " + message);
         check(message.find(named) != std::string::npos, "'" + message + "' does not name " + named);
         check(graph.outputs[0].data<std::uint8_t>()[0] == 0xAB, "an output was written");
@@ -494,7 +470,7 @@ void ids_out_of_range()
             graph.inputs[input].data<std::int32_t>()[last] = static_cast<std::int32_t>(id);
         }
         std::string message;
-        const auto status = load_status([&] { graph.execute(); }, message);
+        const auto status = status_of([&] { graph.execute(); }, message);
         check(status == ETG_ENGINE_ERROR_INVALID_ARGUMENT, std::string(file) + ": status " + std::to_string(status) + ": " + message);
         check(message.find("input_" + std::to_string(input)) != std::string::npos, message);
         check(message.find(std::to_string(id)) != std::string::npos, message);
@@ -515,7 +491,7 @@ void ids_out_of_range()
     for (const std::int32_t id : {600, -1, INT32_MAX, INT32_MIN}) {
         graph.inputs[0].data<std::int32_t>()[0] = id;
         std::string message;
-        load_status([&] { graph.execute(); }, message);
+        check(status_of([&] { graph.execute(); }, message) == ETG_ENGINE_ERROR_FAILED, "the emulator takes id " + std::to_string(id));
     }
     graph.inputs[0].data<std::int32_t>()[0] = 5;
     graph.execute();
@@ -537,7 +513,7 @@ void wrong_options()
                                       {"{\"log_level\": \"loud\"}", "log_level"},
                                       {"{\"libraries\": [\"/nowhere/\\u00e4.so\"]}", "/nowhere/\u00e4.so"}}) {
         std::string message;
-        const auto status = load_status([&] { Engine(ENGINE_LIBRARY, text); }, message);
+        const auto status = status_of([&] { Engine(ENGINE_LIBRARY, text); }, message);
         check(status != ETG_ENGINE_OK, text + " is accepted");
         check(message.find(named) != std::string::npos, text + ": '" + message + "' does not name " + named);
     }
@@ -550,19 +526,17 @@ void not_a_program()
     const Engine engine = make_engine();
     TemporaryFolder folder;
     std::string message;
-    const auto status_of = [&](const std::string &path) {
-        return load_status([&] { Component(engine, path); }, message);
-    };
-    check(status_of(folder.path() + "/absent.pte") == ETG_ENGINE_ERROR_NOT_FOUND, "absent: " + message);
+    const auto load_status = [&](const std::string &path) { return status_of([&] { Component(engine, path); }, message); };
+    check(load_status(folder.path() + "/absent.pte") == ETG_ENGINE_ERROR_NOT_FOUND, "absent: " + message);
     check(message.find("absent.pte") != std::string::npos, "the file is not named: " + message);
-    check(status_of(folder.path()) == ETG_ENGINE_ERROR_IO, "folder: " + message);
-    check(status_of("") == ETG_ENGINE_ERROR_INVALID_ARGUMENT, "empty path: " + message);
+    check(load_status(folder.path()) == ETG_ENGINE_ERROR_IO, "folder: " + message);
+    check(load_status("") == ETG_ENGINE_ERROR_INVALID_ARGUMENT, "empty path: " + message);
     const std::string file = folder.file("x.pte");
     write_file(file, {});
-    check(status_of(file) == ETG_ENGINE_ERROR_FORMAT, "empty file: " + message);
+    check(load_status(file) == ETG_ENGINE_ERROR_FORMAT, "empty file: " + message);
     write_file(file, std::vector<std::uint8_t>(5000, 'x'));
-    check(status_of(file) == ETG_ENGINE_ERROR_FORMAT, "text: " + message);
-    check(status_of(FIXTURES "/tiny/smollm2/golden.safetensors") == ETG_ENGINE_ERROR_FORMAT, "safetensors: " + message);
+    check(load_status(file) == ETG_ENGINE_ERROR_FORMAT, "text: " + message);
+    check(load_status(FIXTURES "/tiny/smollm2/golden.safetensors") == ETG_ENGINE_ERROR_FORMAT, "safetensors: " + message);
 }
 
 using Mutation = std::function<void(mutate::Bytes &, const mutate::Places &)>;
@@ -669,7 +643,7 @@ void damaged_fields()
         check(bytes != good, std::string(mutation.name) + ": nothing was changed");
         const AlignedBytes aligned(bytes);
         std::string message;
-        const auto status = load_status([&] { Component(engine, aligned); }, message);
+        const auto status = status_of([&] { Component(engine, aligned); }, message);
         check(status < 0, std::string(mutation.name) + ": accepted");
         check(message.find(mutation.named) != std::string::npos,
               std::string(mutation.name) + ": '" + message + "' does not contain '" + mutation.named + "'");
@@ -694,7 +668,7 @@ void truncated()
     for (const std::size_t length : lengths) {
         write_file(file, {good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)});
         std::string message;
-        check(load_status([&] { Component(engine, file); }, message) < 0, std::to_string(length) + " bytes are accepted");
+        check(status_of([&] { Component(engine, file); }, message) < 0, std::to_string(length) + " bytes are accepted");
     }
 }
 
@@ -719,7 +693,7 @@ void flip_bytes(const std::string &path, std::size_t first, std::size_t last, un
                 component.graph(std::string_view(graph.name, graph.name_length)).execute();
             }
         };
-        refused += load_status(run, message) < 0 ? 1 : 0;
+        refused += status_of(run, message) < 0 ? 1 : 0;
     }
     std::printf("  %u of %u were refused\n", refused, rounds);
     check(refused > 0, "nothing was refused");
@@ -746,11 +720,6 @@ void flipped_blob_header()
     flip_bytes(kHybridText, 0x3780, 0x3780 + 256 + 56, 100);
 }
 
-struct Test {
-    const char *name;
-    void (*run)();
-};
-
 constexpr Test kTests[] = {
     {"text_goldens", text_goldens},       {"picture_goldens", picture_goldens}, {"stories260k", stories260k},
     {"description", description},         {"opened_twice", opened_twice},       {"two_threads", two_threads},
@@ -769,22 +738,5 @@ constexpr Test kTests[] = {
 
 int main(int argc, char **argv)
 {
-    int failures = 0;
-    for (const Test &test : kTests) {
-        const bool wanted =
-            argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char *name) { return std::string_view(name) == test.name; });
-        if (!wanted) {
-            continue;
-        }
-        std::printf("%s\n", test.name);
-        std::fflush(stdout);
-        try {
-            test.run();
-        } catch (const std::exception &exception) {
-            std::printf("  FAILED: %s\n", exception.what());
-            ++failures;
-        }
-    }
-    std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
-    return failures == 0 ? 0 : 1;
+    return run_tests(kTests, argc, argv);
 }

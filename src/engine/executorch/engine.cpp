@@ -18,11 +18,6 @@
 #include <string_view>
 #include <utility>
 
-extern "C" __attribute__((visibility("default"))) int32_t etg_engine_open(const etg_engine_host *host, const char *options,
-                                                                          size_t options_length,
-                                                                          etg_engine_functions *functions_out,
-                                                                          etg_engine_error *error);
-
 namespace etgenai::executorch {
 
 namespace {
