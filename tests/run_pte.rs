@@ -55,6 +55,8 @@ impl Place {
             ("tokens.pte", "t"),
             ("kv.pte", "k"),
             ("failing.pte", "x"),
+            ("endless.pte", "n"),
+            ("sink.pte", "s"),
             ("decoder.pte", "h"),
             ("tok_embedding.pte", "e"),
             ("encoder.pte", "v"),
@@ -258,6 +260,24 @@ fn seq_len_counts_the_whole_conversation() {
     let says = "error: sequence length exceeded: the conversation with this prompt has 12 tokens";
     assert!(report.log.contains(says), "{}", report.log);
     assert_eq!(place.read("outputs.txt"), format!("go{}", whole_reply()), "what was said is written");
+}
+
+#[test]
+fn an_attention_sink_lets_the_conversation_outgrow_the_context() {
+    let place = Place::new();
+    let model = ["--model_path=endless.pte", "--prompt=go", "--seq_len=600"];
+    let word = |id: u32| if id == GO { " go".to_owned() } else { format!(" w{id}") };
+    let reply = |tokens: u32| (1..=tokens).map(|at| word(GO + at % 10)).collect::<String>();
+    place.ok(&model);
+    assert_eq!(place.read("outputs.txt"), format!("go{}", reply(254)), "the context without one");
+    for mode in ["--eval_mode=0", "--eval_mode=1"] {
+        let report = place.ok(&[&model[..], &["--attention_sink_rope_path=sink.pte", mode]].concat());
+        assert_eq!(place.read("outputs.txt"), format!("go{}", reply(598)), "{mode}");
+        assert!(report.messages().iter().any(|line| line.contains("stopped at seq_len limit (600)")), "{mode}");
+    }
+    let report = place.run(&[&model[..], &["--attention_sink_rope_path=encoder.pte"]].concat());
+    assert_eq!(report.code, Some(1));
+    assert!(report.log.contains("get_eviction_batch_size"), "{}", report.log);
 }
 
 #[test]

@@ -17,11 +17,12 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     };
     let generation_config = read_json_object(&folder.join("generation_config.json"))?;
     let tokenizer_config = read_json_object(&folder.join("tokenizer_config.json"))?;
+    let special_tokens_map = read_json_object(&folder.join("special_tokens_map.json"))?;
     let configs = Configs {
         model: Some(&config),
         generation: generation_config.as_ref(),
         tokenizer: tokenizer_config.as_ref(),
-        special_tokens_map: None,
+        special_tokens_map: special_tokens_map.as_ref(),
     };
     let tokenizer_json = folder.join("tokenizer.json");
     let special_tokens = special_tokens(&tokenizer_json, &read_if_there(&tokenizer_json)?, configs)?;

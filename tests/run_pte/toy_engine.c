@@ -3,8 +3,8 @@
  *
  * The token behind `id` is `id + 1`, and the end token 2 behind each id that ends in 9. The first byte of a program file
  * says what it is: `t` a decoder that takes tokens, `h` one that takes hidden states, `k` one that has kv_forward alone,
- * `e` a token embedding (a row is the id and a zero), `v` a vision encoder, `a` an audio encoder; `x` a decoder whose third
- * call fails.
+ * `e` a token embedding (a row is the id and a zero), `v` a vision encoder, `a` an audio encoder; `n` a decoder that never
+ * ends (behind 9 comes 0), `s` its attention sink's evictor; `x` a decoder whose third call fails.
  */
 #include "etgenai_engine.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTEXT = 256, PREFILL = 4, VOCABULARY = 600, WIDTH = 2, SIDE = 64, ROWS = 4, FRAMES = 6, BINS = 5, END = 2 };
+enum { CONTEXT = 256, PREFILL = 4, VOCABULARY = 600, WIDTH = 2, SIDE = 64, ROWS = 4, FRAMES = 6, BINS = 5, END = 2, SINK = 4, BATCH = 16 };
 
 static const uint64_t ONE_TOKEN[] = {1, 1}, TOKENS[] = {1, PREFILL};
 static const uint64_t ONE_STATE[] = {1, 1, WIDTH}, STATES[] = {1, PREFILL, WIDTH};
@@ -54,6 +54,9 @@ static const etg_engine_tensor_info VISION_IN[] = {TENSOR("pixels", ETG_DTYPE_F3
 static const etg_engine_tensor_info AUDIO_IN[] = {TENSOR("features", ETG_DTYPE_F32, FEATURES)};
 static const etg_engine_tensor_info VISION_OUT[] = {TENSOR("rows", ETG_DTYPE_F32, PICTURE)};
 
+static const etg_engine_tensor_info CACHE[] = {TENSOR("k", ETG_DTYPE_U8, ONE_K), TENSOR("v", ETG_DTYPE_U8, ONE_V)};
+static const etg_engine_tensor_info PREFILL_CACHE[] = {TENSOR("k", ETG_DTYPE_U8, KS), TENSOR("v", ETG_DTYPE_U8, VS)};
+
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define GRAPH(name, in, in_count, out) {name, sizeof(name) - 1, in, in_count, out, COUNT(out)}
 
@@ -66,6 +69,10 @@ static const etg_engine_graph EMBEDDING[] = {GRAPH("tok_embedding_kv_forward", K
                                              GRAPH("tok_embedding_prefill_forward", PREFILL_IN, 1, EMBED_OUT)};
 static const etg_engine_graph VISION[] = {GRAPH("forward", VISION_IN, COUNT(VISION_IN), VISION_OUT)};
 static const etg_engine_graph AUDIO[] = {GRAPH("forward", AUDIO_IN, COUNT(AUDIO_IN), VISION_OUT)};
+
+static const etg_engine_graph EVICTOR[] = {
+    GRAPH("kv_forward", CACHE, COUNT(CACHE), CACHE),
+    GRAPH("prefill_forward", PREFILL_CACHE, COUNT(PREFILL_CACHE), PREFILL_CACHE)};
 
 typedef struct program {
     char kind;
@@ -83,6 +90,10 @@ static const etg_engine_value SCALE = {ETG_VALUE_REAL, 0, 0.001, NULL, 0};
 static const etg_engine_value ZERO_POINT = {ETG_VALUE_INTEGER, 1000, 0.0, NULL, 0};
 static const etg_engine_constant CONSTANTS[] = {{"get_logits_scale", 16, &SCALE, 1},
                                                 {"get_logits_zero_point", 21, &ZERO_POINT, 1}};
+static const etg_engine_value SINK_SIZE = {ETG_VALUE_INTEGER, SINK, 0.0, NULL, 0};
+static const etg_engine_value BATCH_SIZE = {ETG_VALUE_INTEGER, BATCH, 0.0, NULL, 0};
+static const etg_engine_constant SINK_CONSTANTS[] = {{"get_sink_size", 13, &SINK_SIZE, 1},
+                                                     {"get_eviction_batch_size", 23, &BATCH_SIZE, 1}};
 
 static int32_t load(void *user_data, const etg_engine_source *source, etg_engine_component *out, etg_engine_error *error)
 {
@@ -111,6 +122,7 @@ static int32_t load(void *user_data, const etg_engine_source *source, etg_engine
     case 't':
     case 'x':
     case 'k':
+    case 'n':
         out->graphs = TOKEN_DECODER;
         out->graph_count = kind == 'k' ? 1 : 2;
         out->constants = CONSTANTS;
@@ -131,15 +143,37 @@ static int32_t load(void *user_data, const etg_engine_source *source, etg_engine
         out->graphs = kind == 'v' ? VISION : AUDIO;
         out->graph_count = 1;
         return ETG_ENGINE_OK;
+    case 's':
+        out->graphs = EVICTOR;
+        out->graph_count = 2;
+        out->constants = SINK_CONSTANTS;
+        out->constant_count = COUNT(SINK_CONSTANTS);
+        return ETG_ENGINE_OK;
     default:
         free(loaded);
         return fail(error, ETG_ENGINE_ERROR_FORMAT, "no program of this engine");
     }
 }
 
-static int next_token(int id)
+static int next_token(const program *loaded, int id)
 {
-    return id % 10 == 9 ? END : id + 1;
+    if (id % 10 == 9) {
+        return loaded->kind == 'n' ? id - 9 : END;
+    }
+    return id + 1;
+}
+
+/* The first SINK slots stay, the next BATCH go, the rest moves down. */
+static void evict(const etg_engine_call *call)
+{
+    const size_t slots = (size_t)(CONTEXT - (call->graph == 0 ? 1 : PREFILL));
+    for (size_t cache = 0; cache < 2; cache++) {
+        const uint8_t *from = call->inputs[cache].data;
+        uint8_t *to = call->outputs[cache].data;
+        memmove(to, from, SINK);
+        memmove(to + SINK, from + SINK + BATCH, slots - SINK - BATCH);
+        memset(to + slots - BATCH, 0, BATCH);
+    }
 }
 
 static void decode(const program *loaded, const etg_engine_call *call)
@@ -151,7 +185,7 @@ static void decode(const program *loaded, const etg_engine_call *call)
     for (size_t row = 0; row < rows; row++) {
         const int id = loaded->kind == 'h' ? (int)states[row * WIDTH] : (int)ids[row];
         for (size_t token = 0; token < VOCABULARY; token++) {
-            logits[row * VOCABULARY + token] = (uint16_t)(token == (size_t)next_token(id) ? 60000 : 1000);
+            logits[row * VOCABULARY + token] = (uint16_t)(token == (size_t)next_token(loaded, id) ? 60000 : 1000);
         }
         ((uint8_t *)call->outputs[1].data)[row] = (uint8_t)id;
         ((uint8_t *)call->outputs[2].data)[row] = (uint8_t)id;
@@ -180,6 +214,9 @@ static int32_t execute(void *user_data, void *component, const etg_engine_call *
             rows[row * WIDTH] = 0.0F;
             rows[row * WIDTH + 1] = ((const float *)call->inputs[0].data)[0];
         }
+        break;
+    case 's':
+        evict(call);
         break;
     default:
         decode(loaded, call);

@@ -4,6 +4,8 @@ use super::*;
 use crate::chat::EncodeOptions;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use proptest::prelude::*;
+use proptest::sample::Index;
 use serde_json::json;
 
 const PLAIN: EncodeOptions = EncodeOptions { add_bos: false, parse_special: false };
@@ -323,4 +325,36 @@ fn what_is_no_tokenizer_is_said_so() {
     let error = error_of("tekken.json", b"{}");
     assert!(error.contains("use the tokenizer.json of this model"), "{error}");
     assert!(matches!(open("tokenizer.json", b"{\"model\": 3}"), Err(Error::Format { .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever happens to a file, it is read or refused; what was read can be used.
+    #[test]
+    fn damage_is_never_a_panic(
+        which in 0usize..4,
+        changes in proptest::collection::vec((any::<Index>(), any::<u8>()), 1..4),
+        end in any::<Index>(),
+        cut in any::<bool>(),
+    ) {
+        let files = [
+            plain_llama2c(),
+            executorch_llama2c(),
+            sentence_piece_model(&bpe(), &[proto::int(4, 0)]),
+            rank_lines(&ranks()).into_bytes(),
+        ];
+        let mut bytes = files[which].clone();
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if cut {
+            bytes.truncate(end.index(bytes.len()));
+        }
+        if let Ok(file) = open("tokenizer", &bytes) {
+            let ids = file.tokenizer.encode("the 12 é", PROMPT).unwrap_or_default();
+            file.tokenizer.decode(&ids, false);
+        }
+    }
 }
