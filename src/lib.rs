@@ -8,6 +8,7 @@
 //! - [`graph`]: the intermediate representation and its f32 reference interpreter.
 //! - [`models`]: hyper-parameters and a checkpoint to graphs.
 //! - [`formats`]: how weight matrices are stored.
+//! - [`quantize`]: what integers mean, how their ranges are found, how weights become integers.
 //! - [`artefact`]: a compiled model on disk: manifest and component files.
 //! - [`compile`]: graphs and weights to an artefact.
 //! - [`media`]: image bytes to encoder tensors.
@@ -27,6 +28,7 @@ pub mod formats;
 pub mod graph;
 pub mod media;
 pub mod models;
+pub mod quantize;
 pub mod registry;
 pub mod runner;
 

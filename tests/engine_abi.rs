@@ -297,7 +297,7 @@ fn refused(change: impl FnOnce(&mut etg_engine_functions)) -> Error {
     let mut functions = host.functions();
     change(&mut functions);
     // SAFETY: the struct is as long as it was, and what is shorter is refused.
-    let error = unsafe { PluginEngine::from_functions(&functions) }.err().expect("refused");
+    let error = unsafe { PluginEngine::from_functions(&functions) }.expect_err("refused");
     assert_eq!(host.destroyed.load(SeqCst), 0, "it was not taken over");
     error
 }
@@ -327,8 +327,10 @@ fn an_older_engine_without_the_optional_functions_works() {
     assert!(talk(&mut open(&engine)).is_ok());
 }
 
-/// What a lying engine says about a component.
-static LIES: LazyLock<Vec<(&'static str, fn(&mut Lie))>> = LazyLock::new(|| {
+/// What the error must say, and what a lying engine says about a component.
+type NamedLie = (&'static str, fn(&mut Lie));
+
+static LIES: LazyLock<Vec<NamedLie>> = LazyLock::new(|| {
     vec![
         ("unknown type 99", |lie| lie.info.dtype = 99),
         ("17 dimensions", |lie| lie.info.rank = 17),

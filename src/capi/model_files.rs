@@ -317,7 +317,7 @@ pub unsafe extern "C" fn etg_kv_requantize(
     rounding: i32,
 ) -> i32 {
     guard("etg_kv_requantize", || {
-        let bytes = level_count.checked_mul(level_bytes).unwrap_or(usize::MAX);
+        let bytes = level_count.saturating_mul(level_bytes);
         // SAFETY: levels of the caller.
         let levels = unsafe { input::values_mut(levels, bytes, "levels") }?;
         let (from, to) = ((from_scale, from_zero_point), (to_scale, to_zero_point));

@@ -14,6 +14,9 @@ use std::ops::Range;
 /// Where the memory of tensors comes from.
 pub(super) type Allocate<'a> = dyn Fn(&TensorInfo) -> Result<Tensor> + 'a;
 
+/// Reads all of a cache, and writes all of another.
+pub(super) type Move<'a> = dyn FnMut(&[TensorView<'_>], &mut [TensorViewMut<'_>]) -> Result<()> + 'a;
+
 /// The KV cache of one conversation.
 #[derive(Debug)]
 pub(super) struct KvStore {
@@ -126,12 +129,7 @@ impl KvStore {
     ///
     /// # Errors
     /// [`Error::Internal`] if a shape does not fit, and what `run` reports.
-    pub fn evict(
-        &mut self,
-        infos: &[TensorInfo],
-        removed: Range<usize>,
-        run: &mut dyn FnMut(&[TensorView<'_>], &mut [TensorViewMut<'_>]) -> Result<()>,
-    ) -> Result<()> {
+    pub fn evict(&mut self, infos: &[TensorInfo], removed: Range<usize>, run: &mut Move<'_>) -> Result<()> {
         if removed.end > self.len() || self.spare.len() != self.layers.len() {
             let filled = self.len();
             return Err(Error::internal(format!("eviction of slots {removed:?} of {filled}")));
