@@ -132,10 +132,7 @@ impl<'c> Conversation<'c> {
         let Self { runner, pieces, outputs, .. } = self;
         let mut prefilled = 0;
         let cancel = runner.cancel_handle();
-        let scope = interrupt::cancels_with({
-            let cancel = cancel.clone();
-            move || cancel.cancel()
-        });
+        let scope = interrupt::cancels_with(move || cancel.cancel());
         let turn = runner.generate(messages, &plan.options, &mut |event| {
             match event {
                 Event::Prefill { total, .. } => prefilled = total,

@@ -55,11 +55,14 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap_or_default())).collect()
 }
 
-/// Paths in a list: lines of them with single spaces between.
+/// Paths in a list: lines of them with single spaces between. A line that is a file as a whole is one path, spaces and all.
 fn listed(list: &str) -> Vec<PathBuf> {
     let lines = list.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
-    let paths = lines.filter(|line| !line.is_empty()).flat_map(|line| line.split(' '));
-    paths.filter(|path| !path.is_empty()).map(PathBuf::from).collect()
+    let paths = lines.flat_map(|line| match Path::new(line).is_file() {
+        true => vec![line],
+        false => line.split(' ').filter(|path| !path.is_empty()).collect(),
+    });
+    paths.map(PathBuf::from).collect()
 }
 
 fn picture(path: &Path, side: usize) -> Result<Image> {
@@ -147,6 +150,9 @@ mod tests {
         assert_eq!(listed("a.raw b.raw\r\n\nc.raw\n"), ["a.raw", "b.raw", "c.raw"].map(PathBuf::from));
         assert_eq!(listed("a  b"), ["a", "b"].map(PathBuf::from));
         assert!(listed("\r\n\n").is_empty());
+        let folder = folder();
+        let spaced = write(&folder, "a picture", b"");
+        assert_eq!(listed(&format!("{}\n", spaced.display())), [spaced]);
     }
 
     #[test]
