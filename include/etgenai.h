@@ -2680,7 +2680,8 @@ int32_t etg_runner_prefill_messages(struct etg_runner *runner,
                                     const struct etg_messages *messages);
 
 /**
- * Open the tokenizer of a compiled model folder, without its weights.
+ * Open the tokenizer of a compiled model folder, without its weights; or a tokenizer file: `tokenizer.json`, tiktoken's or
+ * SentencePiece's `tokenizer.model`, llama2.c's `tokenizer.bin`. What lies beside a file says which tokens are special.
  *
  * - Threads: any.
  * - Owns: `*tokenizer_out` is the caller's; free it with `etg_tokenizer_free`.

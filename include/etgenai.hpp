@@ -849,11 +849,11 @@ public:
     /** Take over a C handle. */
     explicit Tokenizer(etg_tokenizer *owned) : handle_(owned) {}
 
-    /** Open the tokenizer of a compiled model folder. */
-    static Result<Tokenizer> open(std::string_view folder)
+    /** Open the tokenizer of a compiled model folder, or a tokenizer file. */
+    static Result<Tokenizer> open(std::string_view path)
     {
         etg_tokenizer *raw = nullptr;
-        const std::int32_t status = etg_tokenizer_open(folder.data(), folder.size(), &raw);
+        const std::int32_t status = etg_tokenizer_open(path.data(), path.size(), &raw);
         if (status < 0) {
             return detail::fail<Tokenizer>(status);
         }

@@ -22,6 +22,7 @@ use etgenai::capi::runner::*;
 use etgenai::capi::runner_getters::*;
 use etgenai::capi::runner_steps::*;
 use etgenai::capi::status::*;
+use etgenai::capi::tokenizer::*;
 use etgenai::capi::turn_result::etg_turn_result;
 use folder::fresh_folder;
 use native::root;
@@ -155,6 +156,25 @@ unsafe extern "C" fn watch(user_data: *mut c_void, event: *const etg_event) -> i
         _ => {}
     }
     0
+}
+
+#[test]
+fn tokenizer_files_open_by_themselves() {
+    let sizes = ["tiny/smollm2/tokenizer.json", "tiny/gemma/tokenizer.json"].map(|name| {
+        let file = root().join("tests/fixtures").join(name).display().to_string();
+        let (mut tokenizer, mut size, path) = (ptr::null_mut(), 0, text(&file));
+        unsafe {
+            assert_eq!(etg_tokenizer_open(path.0, path.1, &mut tokenizer), ETG_OK, "{}", last_error());
+            assert_eq!(etg_tokenizer_vocab_size(tokenizer, &mut size), ETG_OK);
+        }
+        assert_eq!(etg_tokenizer_free(tokenizer), ETG_OK);
+        size
+    });
+    assert_eq!(sizes, [512, 512]);
+    let file = root().join("tests/fixtures/tiny/smollm2/config.json").display().to_string();
+    let (mut tokenizer, path) = (ptr::null_mut(), text(&file));
+    assert_eq!(unsafe { etg_tokenizer_open(path.0, path.1, &mut tokenizer) }, ETG_ERROR_FORMAT);
+    assert!(tokenizer.is_null() && last_error().contains("config.json"), "{}", last_error());
 }
 
 #[test]

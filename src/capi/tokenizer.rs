@@ -6,9 +6,10 @@ use super::handle::{self, Handle};
 use super::input::{self, Out};
 use super::status::ETG_OK;
 use crate::artefact::Artefact;
-use crate::chat::{EncodeOptions, Tokenizer};
+use crate::chat::{EncodeOptions, Tokenizer, TokenizerFile};
 use crate::{Error, Result};
 use std::ffi::c_char;
+use std::path::Path;
 use std::ptr;
 
 /// The tokenizer of a compiled model. It never changes, so any number of threads may use it at once.
@@ -30,16 +31,24 @@ pub(super) fn read(tokenizer: *const etg_tokenizer) -> Result<Tokenizer> {
     Ok(handle::get(tokenizer)?.tokenizer.clone())
 }
 
-/// The tokenizer of a compiled model, with the control tokens that its template writes.
-fn of_artefact(artefact: &Artefact) -> Result<Tokenizer> {
-    let tokenizer = Tokenizer::from_bytes(&artefact.tokenizer_json()?, &artefact.manifest().special_tokens)?;
-    match artefact.chat_template()? {
+/// The tokenizer of a compiled model or in a file, with the control tokens that its template writes.
+fn open(path: &Path) -> Result<Tokenizer> {
+    let (tokenizer, template) = if path.is_file() {
+        let file = TokenizerFile::open(path)?;
+        (file.tokenizer, file.chat_template)
+    } else {
+        let artefact = Artefact::open(path)?;
+        let special = &artefact.manifest().special_tokens;
+        (Tokenizer::from_bytes(&artefact.tokenizer_json()?, special)?, artefact.chat_template()?)
+    };
+    match template {
         Some(template) => tokenizer.with_template(&template),
         None => Ok(tokenizer),
     }
 }
 
-/// Open the tokenizer of a compiled model folder, without its weights.
+/// Open the tokenizer of a compiled model folder, without its weights; or a tokenizer file: `tokenizer.json`, tiktoken's or
+/// SentencePiece's `tokenizer.model`, llama2.c's `tokenizer.bin`. What lies beside a file says which tokens are special.
 ///
 /// - Threads: any.
 /// - Owns: `*tokenizer_out` is the caller's; free it with `etg_tokenizer_free`.
@@ -58,7 +67,7 @@ pub unsafe extern "C" fn etg_tokenizer_open(
         let mut out = unsafe { Out::new(tokenizer_out, ptr::null_mut(), "tokenizer_out") }?;
         // SAFETY: text of the caller.
         let path = unsafe { input::path(path, path_length, "path") }?;
-        out.set(issue(of_artefact(&Artefact::open(&path)?)?));
+        out.set(issue(open(&path)?));
         Ok(ETG_OK)
     })
 }

@@ -109,7 +109,7 @@ impl TokenizerFile {
             add_eos_ids(&mut special, likely_end(&parsed.json));
         }
         Ok(TokenizerFile {
-            tokenizer: Tokenizer::from_bytes(&parsed.json, &special)?,
+            tokenizer: Tokenizer::from_bytes(&parsed.json, &special).map_err(|error| found_in(error, &path))?,
             format,
             special_tokens: special,
             chat_template: chat_template(folder, tokenizer.as_ref())?,
@@ -155,6 +155,14 @@ impl SpecialTokens {
         };
         add_eos_ids(&mut merged, self.eos_ids);
         merged
+    }
+}
+
+/// An error about a `tokenizer.json` that was read from, or made of, the file at `path`.
+fn found_in(error: Error, path: &Path) -> Error {
+    match error {
+        Error::Format { field, reason, .. } => Error::format(path, field, reason),
+        error => error,
     }
 }
 
