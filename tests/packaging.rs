@@ -44,7 +44,9 @@ impl Installed {
         copy_folder(&root().join("examples-c").join(example), &source);
         let mut configure = Command::new(&self.cmake);
         configure.arg("-S").arg(&source).arg("-B").arg(&build);
-        configure.arg(format!("-DCMAKE_PREFIX_PATH={}", self.prefix().display()));
+        // ExecuTorch is for the one example that brings its own; the others do not ask for it.
+        let executorch = root().join(".deps/executorch/executorch");
+        configure.arg(format!("-DCMAKE_PREFIX_PATH={};{}", self.prefix().display(), executorch.display()));
         configure.arg(format!("-DETGENAI_STATIC={}", if fixed { "ON" } else { "OFF" }));
         configure.args([
             "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror",
@@ -167,6 +169,35 @@ fn pictures_in_whole_turns_and_in_single_steps() {
             assert_eq!(transcript(stages, &[], model, pictures), expected);
         }
     }
+}
+
+#[test]
+fn an_engine_in_plain_c_says_its_sentence_shared_and_static() {
+    let sentence = "I know only this: this, and this again.";
+    for fixed in [false, true] {
+        let program = INSTALLED.build("custom_engine", "custom_engine", fixed);
+        let tokenizer = root().join("tests/fixtures/tiny/smollm2/tokenizer.json");
+        let said =
+            run(Command::new(program).arg(tokenizer).args([sentence, "Hello", "Who are you?", "And what else?"]));
+        assert_eq!(said, format!("{sentence}\n").repeat(3));
+    }
+}
+
+#[test]
+fn a_program_that_owns_modules_holds_a_conversation() {
+    assert!(root().join(".deps/executorch").is_dir(), "run .ci/fetch-executorch");
+    let program = INSTALLED.build("executorch_module", "executorch_module", false);
+    let decoder = root().join("tests/fixtures/pte/smollm2_kv_16a8w/kv_llama_qnn.pte");
+    let tokenizer = root().join("tests/fixtures/tiny/smollm2/tokenizer.json");
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", root().join(".deps/qnn/onnxruntime_qnn"));
+    command.args(["--tokens", "--max-new-tokens", "8"]).args([&decoder, &tokenizer]).args(["Hello", "And then?"]);
+    let said = command.output().expect("the program starts");
+    let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success(), "{out}\n{err}");
+    // The emulator's numbers are the same on every machine.
+    assert!(out.contains("tokens: 217 99 154 166 287 38 100 76\n"), "{out}");
+    assert!(out.contains("tokens: 108 265 111 166 269 469 325 331\n"), "{out}");
 }
 
 #[test]
