@@ -410,6 +410,23 @@ inline const runtime::EValue &input_of(const runtime::Method &method, std::size_
 #pragma GCC diagnostic pop
 #endif
 
+#if defined(__ANDROID__)
+/** A C function of the QNN backend, or NULL. The backend may have been opened for itself alone, under either of its names. */
+template <class Function>
+Function *qnn_function(const char *name)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    for (const char *const library : {"libexecutorch_backend_qnn.so", "libqnn_executorch_backend.so"}) {
+        void *const handle = symbol == nullptr ? dlopen(library, RTLD_NOW | RTLD_NOLOAD) : nullptr;
+        if (handle != nullptr) {
+            symbol = dlsym(handle, name);
+            dlclose(handle); // the reference of whoever opened it stays
+        }
+    }
+    return reinterpret_cast<Function *>(symbol);
+}
+#endif
+
 /** Memory that QNN shares with the processor; nothing of it exists outside Android. */
 class SharedMemory {
   public:
@@ -421,8 +438,7 @@ class SharedMemory {
     /** NULL if the QNN backend is not there, or has no such memory. */
     void *allocate(std::size_t bytes, std::size_t alignment)
     {
-        const auto take = reinterpret_cast<void *(*)(std::size_t, std::size_t)>(
-            dlsym(RTLD_DEFAULT, "QnnExecuTorchAllocCustomMem"));
+        auto *const take = qnn_function<void *(std::size_t, std::size_t)>("QnnExecuTorchAllocCustomMem");
         void *const memory = take == nullptr ? nullptr : take(bytes, alignment);
         if (memory != nullptr) {
             std::memset(memory, 0, bytes);
@@ -434,8 +450,7 @@ class SharedMemory {
     void release(void *memory) noexcept
     {
         blocks_.erase(static_cast<std::uint8_t *>(memory));
-        const auto give = reinterpret_cast<void (*)(void *)>(dlsym(RTLD_DEFAULT, "QnnExecuTorchFreeCustomMem"));
-        if (give != nullptr) {
+        if (auto *const give = qnn_function<void(void *)>("QnnExecuTorchFreeCustomMem")) {
             give(memory);
         }
     }
@@ -451,9 +466,7 @@ class SharedMemory {
         if (static_cast<std::uint8_t *>(data) >= block->first + block->second) {
             return;
         }
-        const auto add = reinterpret_cast<void (*)(void *, void *)>(
-            dlsym(RTLD_DEFAULT, "QnnExecuTorchAddCustomMemTensorAddr"));
-        if (add != nullptr) {
+        if (auto *const add = qnn_function<void(void *, void *)>("QnnExecuTorchAddCustomMemTensorAddr")) {
             add(data, block->first);
         }
     }

@@ -21,6 +21,9 @@
 
 namespace etgenai::executorch::flatbuffer {
 
+// Sums of positions and products of counts are not checked for overflow, only their results against the size.
+static_assert(sizeof(std::size_t) >= 8);
+
 /** The bytes of one buffer. Whatever goes wrong is a Failure that begins with the name of the buffer. */
 class Buffer {
   public:
