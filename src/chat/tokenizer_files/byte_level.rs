@@ -1,5 +1,7 @@
-//! Parts of a byte-level `tokenizer.json`: GPT-2's alphabet and pre-tokenizers.
+//! Parts of a byte-level `tokenizer.json`: GPT-2's alphabet and pre-tokenizers; and a whole one from ranks.
 
+use super::json::{Bpe, TextToId, TokenizerJson};
+use super::vocabulary::{Vocabulary, add_in_front};
 use serde_json::{Value, json};
 
 /// Words of Llama 3: up to three digits together.
@@ -19,6 +21,35 @@ pub(crate) fn words_of(regex: &str) -> Value {
 /// Bytes in GPT-2's alphabet: printable ones stand for themselves, the others for the code points from 256 on.
 pub(crate) fn in_alphabet(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| character_of(byte)).collect()
+}
+
+/// A file in which tokens with lower ids are merged first, as tiktoken does with ranks. `words`: what text is cut into;
+/// `begin`: the token in front of every text.
+pub(crate) fn ranked_json<'a>(vocabulary: &Vocabulary<'a>, words: &str, begin: (&str, u32)) -> TokenizerJson<'a> {
+    let scores: Vec<f64> = (0..vocabulary.len()).map(|id| -(id as f64)).collect();
+    TokenizerJson {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: vocabulary.added_tokens(),
+        normalizer: Value::Null,
+        pre_tokenizer: words_of(words),
+        post_processor: add_in_front(begin.0, begin.1),
+        decoder: byte_level_step(true, true),
+        model: Bpe {
+            model_type: "BPE",
+            dropout: (),
+            unk_token: None,
+            continuing_subword_prefix: (),
+            end_of_word_suffix: (),
+            fuse_unk: false,
+            byte_fallback: false,
+            // A word that is a token stays one, whatever the merges would make of it.
+            ignore_merges: true,
+            vocab: TextToId::new(vocabulary.texts()),
+            merges: vocabulary.merges_by_score(&scores),
+        },
+    }
 }
 
 fn character_of(byte: u8) -> char {

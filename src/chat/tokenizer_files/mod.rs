@@ -2,7 +2,7 @@
 //!
 //! - `json`: the shape of a `tokenizer.json`; `vocabulary`, `byte_level`, `sentence_piece`: its parts, from vocabularies
 //!   in other files (GGUF's too).
-//! - `llama2c`, `sentence_piece_model` over `wire`, `tiktoken`: the readers of those files.
+//! - `llama2c`, `sentence_piece_model` over `wire`, `tekken`, `tiktoken`: the readers of those files.
 //! - `beside`, `config_tokens`: special tokens and chat template from the configuration files in the same folder.
 
 pub(crate) mod byte_level;
@@ -14,6 +14,7 @@ mod beside;
 mod config_tokens;
 mod llama2c;
 mod sentence_piece_model;
+mod tekken;
 mod tiktoken;
 mod wire;
 
@@ -23,6 +24,7 @@ pub(crate) use config_tokens::add_eos_ids;
 use super::{SpecialTokens, Tokenizer};
 use crate::error::{Error, Result};
 use json::TokenizerJson;
+use serde::Deserialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +33,8 @@ use std::path::{Path, PathBuf};
 pub enum TokenizerFormat {
     /// Hugging Face's `tokenizer.json`.
     HuggingFace,
+    /// Mistral's `tekken.json`.
+    Tekken,
     /// tiktoken's rank file (`tokenizer.model` of Llama 3).
     Tiktoken,
     /// SentencePiece's `tokenizer.model`.
@@ -45,12 +49,16 @@ impl TokenizerFormat {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Io`].
     pub fn of_file(path: impl AsRef<Path>) -> Result<Self> {
-        read(&file_of(path.as_ref())?).map(|bytes| Self::of(&bytes))
+        let path = file_of(path.as_ref())?;
+        read(&path).map(|bytes| Self::of(&path, &bytes))
     }
 
-    /// Tells the formats apart, in the order upstream's runners try them.
-    fn of(bytes: &[u8]) -> Self {
-        if bytes.trim_ascii_start().first() == Some(&b'{') {
+    /// Tells the formats apart, in the order upstream's runners try them. Both kinds of JSON look alike at the beginning:
+    /// the file's name decides.
+    fn of(path: &Path, bytes: &[u8]) -> Self {
+        if path.to_string_lossy().ends_with("tekken.json") {
+            TokenizerFormat::Tekken
+        } else if bytes.trim_ascii_start().first() == Some(&b'{') {
             TokenizerFormat::HuggingFace
         } else if tiktoken::is_rank_file(bytes) {
             TokenizerFormat::Tiktoken
@@ -77,7 +85,7 @@ pub struct TokenizerFile {
 
 impl TokenizerFile {
     /// Reads a tokenizer file of any [`TokenizerFormat`], told by its content, or a folder that holds `tokenizer.json`,
-    /// `tokenizer.model` or `tokenizer.bin` (the first of these that exists).
+    /// `tekken.json`, `tokenizer.model` or `tokenizer.bin` (the first of these that exists).
     ///
     /// Special tokens and chat template come from `config.json`, `generation_config.json`, `tokenizer_config.json`,
     /// `special_tokens_map.json`, `chat_template.jinja` and `chat_template.json` beside it, as far as they are there. A
@@ -168,7 +176,7 @@ fn found_in(error: Error, path: &Path) -> Error {
 
 /// The file a path means: itself, or one of the known names in a folder.
 fn file_of(path: &Path) -> Result<PathBuf> {
-    const NAMES: [&str; 3] = ["tokenizer.json", "tokenizer.model", "tokenizer.bin"];
+    const NAMES: [&str; 4] = ["tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin"];
     if !path.is_dir() {
         return Ok(path.to_owned());
     }
@@ -184,12 +192,10 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn parse(path: &Path, bytes: Vec<u8>) -> Result<(TokenizerFormat, Parsed)> {
-    let format = TokenizerFormat::of(&bytes);
+    let format = TokenizerFormat::of(path, &bytes);
     let parsed = match format {
-        TokenizerFormat::HuggingFace => {
-            refuse_tekken(path)?;
-            Parsed { json: bytes, special: SpecialTokens::default() }
-        }
+        TokenizerFormat::HuggingFace => Parsed { json: bytes, special: SpecialTokens::default() },
+        TokenizerFormat::Tekken => tekken::parse(path, &bytes)?,
         TokenizerFormat::Tiktoken => tiktoken::parse(path, &bytes)?,
         TokenizerFormat::SentencePiece => sentence_piece_model::parse(path, &bytes)?,
         TokenizerFormat::Llama2c => llama2c::parse(path, &bytes)?,
@@ -197,31 +203,25 @@ fn parse(path: &Path, bytes: Vec<u8>) -> Result<(TokenizerFormat, Parsed)> {
     Ok((format, parsed))
 }
 
-/// Mistral's file is JSON too, of another shape; upstream knows it by its name.
-fn refuse_tekken(path: &Path) -> Result<()> {
-    let is_tekken = path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("tekken.json"));
-    match is_tekken {
-        true => Err(Error::Unsupported(format!(
-            "{}: Tekken files cannot be read: use the tokenizer.json of this model",
-            path.display()
-        ))),
-        false => Ok(()),
-    }
-}
-
 /// The id of the one added token that looks like an end token; where nothing does, of the one that looks like a begin
 /// token.
 fn likely_end(json: &[u8]) -> Option<u32> {
-    let file: Value = serde_json::from_slice(json).ok()?;
-    let added = file.get("added_tokens")?.as_array()?;
+    #[derive(Deserialize)]
+    struct File {
+        added_tokens: Vec<Added>,
+    }
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    let file: File = serde_json::from_slice(json).ok()?;
     let only = |words: [&str; 2]| {
-        let text = |token: &Value| token.get("content").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let mut found = added.iter().filter(|token| words.iter().any(|word| text(token).contains(word)));
+        let mut found = file.added_tokens.iter().filter(|token| words.iter().any(|word| token.content.contains(word)));
         let first = found.next()?;
-        found.next().is_none().then(|| first.get("id").and_then(Value::as_u64)).flatten()
+        found.next().is_none().then_some(first.id)
     };
-    let id = only(["eos", "end"]).or_else(|| only(["bos", "begin"]))?;
-    u32::try_from(id).ok()
+    only(["eos", "end"]).or_else(|| only(["bos", "begin"]))
 }
 
 #[cfg(test)]

@@ -272,6 +272,57 @@ fn damaged_rank_files_name_line_and_value() {
     assert!(with(" 263").contains("line 264: the token is empty"));
 }
 
+/// A `tekken.json` with 24 special tokens, cutting digits one by one.
+fn tekken(change: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
+    let entry =
+        |(rank, token)| json!({"rank": rank, "token_bytes": STANDARD.encode::<Vec<u8>>(token), "token_str": null});
+    let vocab: Vec<serde_json::Value> = ranks().into_iter().enumerate().map(entry).collect();
+    let mut file = json!({
+        "config": {
+            "pattern": r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+", "num_vocab_tokens": 500, "default_vocab_size": 400,
+            "default_num_special_tokens": 24, "version": "v3"
+        },
+        "vocab": vocab
+    });
+    change(&mut file);
+    serde_json::to_vec(&file).unwrap()
+}
+
+#[test]
+fn tekken_files_are_read() {
+    let file = open("tekken.json", &tekken(|_| {})).unwrap();
+    assert_eq!(file.format, TokenizerFormat::Tekken);
+    let tokenizer = &file.tokenizer;
+    let id = |text: &str| 24 + ranks().iter().position(|token| token == text.as_bytes()).unwrap() as u32;
+    let ids = tokenizer.encode("he12[/INST]", PROMPT).unwrap();
+    assert_eq!(ids, [1, id("he"), id("1"), id("2"), 4]);
+    assert_eq!((tokenizer.bos_id(), tokenizer.eos_ids()), (Some(1), &[2][..]));
+    assert_eq!(tokenizer.token_text(23).as_deref(), Some("<SPECIAL_23>"));
+    let listed = tekken(|file| {
+        file["special_tokens"] = json!([{"rank": 3, "token_str": "<s>", "is_control": true},
+                                        {"rank": 5, "token_str": "</s>", "is_control": true}]);
+    });
+    let listed = open("tekken.json", &listed).unwrap().tokenizer;
+    assert_eq!((listed.bos_id(), listed.eos_ids()), (Some(3), &[5][..]));
+    let cut = open("tekken.json", &tekken(|file| file["config"]["default_vocab_size"] = json!(24 + 256))).unwrap();
+    assert_eq!(cut.tokenizer.vocab_size(), 24 + 256, "entries beyond the vocabulary are left out");
+}
+
+#[test]
+fn damaged_tekken_files_name_field_and_value() {
+    let error = |change: fn(&mut serde_json::Value)| error_of("tekken.json", &tekken(change));
+    assert!(error(|file| file["vocab"][7]["rank"] = json!(9)).contains("vocab entry 7: its rank is 9"));
+    assert!(error(|file| file["vocab"][7]["token_bytes"] = json!("!")).contains("vocab entry 7: is not base64"));
+    assert!(error(|file| file["vocab"][7]["token_bytes"] = json!("")).contains("vocab entry 7: is empty"));
+    let special = error(|file| file["special_tokens"] = json!([{"rank": 24, "token_str": "<s>"}]));
+    assert!(special.contains("special_tokens: rank 24 of \"<s>\" is outside of the 24"), "{special}");
+    assert!(error(|file| file["special_tokens"] = json!([])).contains("special_tokens: <s> is not among them"));
+    let count = error(|file| file["config"]["default_num_special_tokens"] = json!(401));
+    assert!(count.contains("config.default_num_special_tokens: 401, of a vocabulary of 400"), "{count}");
+    assert!(error(|file| file["config"]["pattern"] = json!("(")).contains("tekken.json: "));
+    assert!(error(|file| file["config"] = json!(null)).contains("tekken.json: tekken: "));
+}
+
 /// A `tokenizer.json` with one plain word and added tokens.
 fn json_file(added: &[&str]) -> String {
     let added = added.iter().zip(1..).map(|(content, id): (_, u32)| {
@@ -321,9 +372,7 @@ fn what_is_no_tokenizer_is_said_so() {
     assert!(matches!(missing, Error::NotFound(_)), "{missing}");
     let folder = tempfile::tempdir().unwrap();
     let error = TokenizerFile::open(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("holds none of tokenizer.json, tokenizer.model, tokenizer.bin"), "{error}");
-    let error = error_of("tekken.json", b"{}");
-    assert!(error.contains("use the tokenizer.json of this model"), "{error}");
+    assert!(error.contains("holds none of tokenizer.json, tekken.json, tokenizer.model, tokenizer.bin"), "{error}");
     let error = error_of("config.json", b"{\"model\": 3}");
     assert!(error.contains("config.json: "), "{error}");
 }

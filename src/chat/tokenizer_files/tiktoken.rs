@@ -4,14 +4,12 @@
 //! upstream's runners take for any such file. The special tokens are 256 and follow the ranked ones.
 
 use super::Parsed;
-use super::byte_level::{LLAMA3_WORDS, byte_level_step, in_alphabet, words_of};
-use super::json::{Bpe, TextToId, TokenizerJson};
-use super::vocabulary::{TokenKind, Vocabulary, add_in_front};
+use super::byte_level::{LLAMA3_WORDS, in_alphabet, ranked_json};
+use super::vocabulary::{TokenKind, Vocabulary};
 use crate::chat::SpecialTokens;
 use crate::error::{Error, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::Value;
 use std::path::Path;
 
 const BOS: &str = "<|begin_of_text|>";
@@ -64,32 +62,7 @@ pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Parsed> {
         eos_ids: ends.iter().filter_map(|name| named(name)).collect(),
         ..SpecialTokens::default()
     };
-    // A lower rank is merged first: ids are ranks.
-    let scores: Vec<f64> = (0..vocabulary.len()).map(|rank| -(rank as f64)).collect();
-    let json = TokenizerJson {
-        version: "1.0",
-        truncation: (),
-        padding: (),
-        added_tokens: vocabulary.added_tokens(),
-        normalizer: Value::Null,
-        pre_tokenizer: words_of(LLAMA3_WORDS),
-        post_processor: add_in_front(BOS, bos_id),
-        decoder: byte_level_step(true, true),
-        model: Bpe {
-            model_type: "BPE",
-            dropout: (),
-            unk_token: None,
-            continuing_subword_prefix: (),
-            end_of_word_suffix: (),
-            fuse_unk: false,
-            byte_fallback: false,
-            // A word that is a token stays one, whatever the merges would make of it.
-            ignore_merges: true,
-            vocab: TextToId::new(vocabulary.texts()),
-            merges: vocabulary.merges_by_score(&scores),
-        },
-    };
-    Parsed::new(json, special)
+    Parsed::new(ranked_json(&vocabulary, LLAMA3_WORDS, (BOS, bos_id)), special)
 }
 
 /// The tokens by rank, in GPT-2's alphabet. Ranks are 0, 1, 2, … in any order of lines.

@@ -98,6 +98,7 @@ fn converse(flags: &Flags, outputs: &mut Outputs, turns: &mut Vec<serde_json::Va
     let runner = model::open_runner(flags, &engine)?;
     let kind = match format {
         TokenizerFormat::HuggingFace => "json",
+        TokenizerFormat::Tekken => "tekken",
         TokenizerFormat::Tiktoken => "TikToken",
         TokenizerFormat::SentencePiece => "Sentencepiece",
         TokenizerFormat::Llama2c => "BPE",
