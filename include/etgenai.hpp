@@ -446,7 +446,62 @@ private:
     detail::Owned<etg_pixels, etg_pixels_free> handle_;
 };
 
-/** The rows that a vision encoder made of a picture. */
+/** A piece of sound. Cheap to hold; the content never changes. */
+class Audio {
+public:
+    /** Take over a C handle. */
+    explicit Audio(etg_audio *owned) : handle_(owned) {}
+
+    /** Decode a WAV file. */
+    static Result<Audio> open(std::string_view path)
+    {
+        return detail::object_from<Audio, etg_audio>(
+            [&](etg_audio **out) { return etg_audio_from_file(path.data(), path.size(), out); });
+    }
+    /** Decode the bytes of a WAV file. */
+    static Result<Audio> decode(const std::uint8_t *bytes, std::size_t size)
+    {
+        return detail::object_from<Audio, etg_audio>(
+            [&](etg_audio **out) { return etg_audio_from_encoded(bytes, size, out); });
+    }
+    /** Samples of one channel, full scale -1 to 1, at `rate` Hz; copied. */
+    static Result<Audio> from_samples(const float *samples, std::size_t count, std::uint32_t rate)
+    {
+        return detail::object_from<Audio, etg_audio>(
+            [&](etg_audio **out) { return etg_audio_from_samples(samples, count, rate, out); });
+    }
+    /** Features that are ready for the encoder; copied. */
+    static Result<Audio> from_features(const float *features, std::size_t count)
+    {
+        return detail::object_from<Audio, etg_audio>(
+            [&](etg_audio **out) { return etg_audio_from_features(features, count, out); });
+    }
+
+    /** Samples of one channel, valid as long as this object; none if it was made from features. */
+    FloatView samples() const { return {known().samples, known().count}; }
+    /** Samples a second; 0 if it was made from features. */
+    std::uint32_t sample_rate() const { return known().rate; }
+
+    /** The C handle, still owned by this object. */
+    etg_audio *get() const noexcept { return handle_.get(); }
+
+private:
+    struct Known {
+        const float *samples = nullptr;
+        std::size_t count = 0;
+        std::uint32_t rate = 0;
+    };
+    Known known() const
+    {
+        Known known;
+        (void)!etg_audio_samples(get(), &known.samples, &known.count, &known.rate);
+        return known;
+    }
+
+    detail::Owned<etg_audio, etg_audio_free> handle_;
+};
+
+/** The rows that an encoder made of a picture or of sound. */
 class Embedding {
 public:
     /** Take over a C handle. */
@@ -586,7 +641,13 @@ public:
         return detail::check(etg_messages_add_image(handle_.get(), image.get()));
     }
 
-    /** Add the rows of a picture that was encoded before to the last message. */
+    /** Add sound to the last message. */
+    Result<void> add_audio(const Audio &audio)
+    {
+        return detail::check(etg_messages_add_audio(handle_.get(), audio.get()));
+    }
+
+    /** Add the rows of a picture or of sound that was encoded before to the last message. */
     Result<void> add_embedding(const Embedding &embedding)
     {
         return detail::check(etg_messages_add_embedding(handle_.get(), embedding.get()));
@@ -798,7 +859,7 @@ public:
         handle_.reset(raw);
     }
 
-    /** The file of "text_decoder", "tok_embedding", "vision_encoder" or "attention_sink_evictor". */
+    /** The file of "text_decoder", "tok_embedding", "vision_encoder", "audio_encoder" or "attention_sink_evictor". */
     Result<void> component(std::string_view name, std::string_view path)
     {
         return detail::check(
@@ -986,6 +1047,13 @@ public:
         return takes != 0;
     }
 
+    bool takes_audio() const
+    {
+        std::int32_t takes = 0;
+        (void)!etg_runner_takes_audio(get(), &takes);
+        return takes != 0;
+    }
+
     Result<std::string> stats_json() const
     {
         return detail::text_from([&](etg_buffer **out) { return etg_runner_stats_json(get(), out); });
@@ -1059,19 +1127,42 @@ public:
         return detail::object_from<Embedding, etg_embedding>(
             [&](etg_embedding **out) { return etg_runner_encode_image(get(), image.get(), out); });
     }
-    /** Audio: `features` is what the audio encoder takes, row-major. */
-    Result<Embedding> encode_audio(const Rows &features)
+    /** The features of sound as the encoder takes them. */
+    Result<Rows> preprocess(const Audio &audio)
+    {
+        std::size_t features = 0;
+        std::size_t row_count = 0;
+        std::size_t width = 0;
+        std::int32_t status = etg_runner_audio_geometry(get(), &features, &row_count, &width);
+        Rows values(features);
+        if (status >= 0) {
+            status = etg_runner_preprocess_audio(get(), audio.get(), values.data(), values.size());
+        }
+        if (status < 0) {
+            return detail::fail<Rows>(status);
+        }
+        return values;
+    }
+    /** One ready-made input of the encoder: features of sound, or one tile of a picture. */
+    Result<Embedding> encode_features(const Rows &features)
     {
         return detail::object_from<Embedding, etg_embedding>([&](etg_embedding **out) {
-            return etg_runner_encode_audio(get(), features.data(), features.size(), out);
+            return etg_runner_encode_features(get(), features.data(), features.size(), out);
         });
+    }
+    /** From the cache or the encoder. */
+    Result<Embedding> encode(const Audio &audio)
+    {
+        return detail::object_from<Embedding, etg_embedding>(
+            [&](etg_embedding **out) { return etg_runner_encode_audio(get(), audio.get(), out); });
     }
     Result<Rows> embed_tokens(const Ids &ids)
     {
-        std::size_t tile_size = 0;
-        std::size_t rows_per_tile = 0;
+        std::size_t input_size = 0;
+        std::size_t row_count = 0;
         std::size_t width = 0;
-        std::int32_t status = etg_runner_image_geometry(get(), &tile_size, &rows_per_tile, &width);
+        std::int32_t status = takes_audio() ? etg_runner_audio_geometry(get(), &input_size, &row_count, &width)
+                                            : etg_runner_image_geometry(get(), &input_size, &row_count, &width);
         Rows rows(ids.size() * width);
         if (status >= 0) {
             status = etg_runner_embed_tokens(get(), ids.data(), ids.size(), rows.data(), rows.size());
@@ -1081,7 +1172,7 @@ public:
         }
         return rows;
     }
-    /** Put the rows of pictures in the places of the picture tokens of `ids`. */
+    /** Put rows of pictures or of sound in the places of the picture or audio tokens of `ids`. */
     Result<void> merge(const Ids &ids, Rows &rows, const std::vector<const Embedding *> &embeddings)
     {
         std::vector<const etg_embedding *> handles;

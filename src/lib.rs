@@ -11,7 +11,7 @@
 //! - [`quantize`]: what integers mean, how their ranges are found, how weights become integers.
 //! - [`artefact`]: a compiled model on disk: manifest and component files.
 //! - [`compile`]: graphs and weights to an artefact.
-//! - [`media`]: image bytes to encoder tensors.
+//! - [`media`]: image and sound bytes to encoder tensors.
 //! - [`chat`]: typed messages, chat templates, tokenizer, streaming detokenizer.
 //! - [`engine`]: the engine trait, the built-in CPU engine, engines behind the plug-in ABI (ExecuTorch's in C++ among them).
 //! - [`runner`]: the conversation: KV store, masks, prefill, decode, lookahead, sampling, statistics.

@@ -11,8 +11,8 @@ use etgenai::engine::{Constant, ConstantValue, Constants, Engine, ExecuteOptions
 use etgenai::graph::{Tensor, TensorView, TensorViewMut};
 use etgenai::media::{Embedding, Image, TileLayout};
 use etgenai::runner::{
-    Decoder, DecoderParts, DecodingMode, Flow, GenerateOptions, ModelFiles, RequantRounding, Runner, RunnerOptions,
-    TokenEmbedding, TurnResult, VisionEncoder,
+    Decoder, DecoderParts, DecodingMode, Flow, GenerateOptions, MediaEncoder, ModelFiles, RequantRounding, Runner,
+    RunnerOptions, TokenEmbedding, TurnResult,
 };
 use executorch_engine::{engine, fixture};
 use safetensors::SafeTensors;
@@ -98,13 +98,11 @@ fn three_files_give_the_emulators_numbers() {
         for case in ["one", "two"] {
             let expected = Values::open(&file(&format!("{case}_emulator.safetensors")));
             let load = |name: &str| engine().load_file(&file(name)).expect("loads");
-            let mut encoder = VisionEncoder::new(load("vision_encoder_qnn.pte")).expect("an encoder");
+            let mut encoder = MediaEncoder::new(load("vision_encoder_qnn.pte")).expect("an encoder");
             let mut embedding = TokenEmbedding::new(load("tok_embedding_qnn.pte")).expect("an embedding");
             let tiles = golden.f32(&format!("{case}.pixel_values"));
-            let rows: Vec<f32> = tiles
-                .chunks(3 * 64 * 64)
-                .flat_map(|tile| encoder.encode_tile(tile).expect("encodes").to_vec())
-                .collect();
+            let rows: Vec<f32> =
+                tiles.chunks(3 * 64 * 64).flat_map(|tile| encoder.encode(tile).expect("encodes").to_vec()).collect();
             assert!(rows == expected.f32("image_features"), "{set} {case}: the rows of the pictures differ");
             let ids = golden.ids(&format!("{case}.input_ids"));
             let mut states = vec![0.0; ids.len() * 64];

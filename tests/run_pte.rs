@@ -2,45 +2,20 @@
 //!
 //! The engine is compiled from `run_pte/toy_engine.c`; the real one is tested in `executorch_cli.rs`.
 
+#[path = "run_pte/engine.rs"]
+mod toy;
+
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 use tempfile::TempDir;
+use toy::{engine, root};
 
 /// Ids of the toy's vocabulary that spell `go` and follow it.
 const GO: u32 = 270;
 const END_PIECE: &str = "\n</s>\n";
 const VOCABULARY: usize = 600;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// The engine library, compiled once.
-fn engine() -> &'static Path {
-    static ENGINE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, library) = ENGINE.get_or_init(|| {
-        let folder = TempDir::new().expect("a temporary folder");
-        let library = folder.path().join("libtoy_engine.so");
-        let compiler = cc::Build::new()
-            .target(env!("ETGENAI_TARGET"))
-            .host(env!("ETGENAI_TARGET"))
-            .opt_level(1)
-            .cargo_metadata(false)
-            .try_get_compiler()
-            .unwrap_or_else(|error| panic!("no C compiler ({error}): install gcc"));
-        let mut command = compiler.to_command();
-        command.args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]);
-        command.args(["-shared", "-fPIC", "-I"]).arg(root().join("include"));
-        command.arg(root().join("tests/run_pte/toy_engine.c")).arg("-o").arg(&library);
-        let output = command.output().expect("the compiler starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        (folder, library)
-    });
-    library
-}
 
 /// A folder with the toy's programs and tokenizer, in which the command runs.
 struct Place {
@@ -381,29 +356,49 @@ fn pictures_come_from_lists_of_tensors_and_image_files() {
 }
 
 #[test]
-fn audio_comes_from_lists_of_feature_tensors() {
+fn audio_comes_from_lists_of_feature_tensors_and_wav_files() {
     let place = Place::new();
     let tokenizer = root().join("tests/fixtures/tiny/granite_speech").display().to_string();
-    let features: Vec<u8> = std::iter::repeat_n(0.5f32.to_le_bytes(), 6 * 5).flatten().collect();
+    let wav = root().join("tests/fixtures/media/chirp_16k_21920.wav").display().to_string();
+    let features: Vec<u8> = std::iter::repeat_n(0.5f32.to_le_bytes(), 75 * 160).flatten().collect();
     place.write("a.raw", &features);
     place.write("list.txt", b"a.raw\n");
-    let model = ["--encoder_path=audio.pte", "--decoder_model_version=granite_speech", "--tokenizer_path", &tokenizer];
+    let model = [
+        "--encoder_path=audio.pte",
+        "--decoder_model_version=granite_speech",
+        "--tokenizer_path",
+        &tokenizer,
+        "--seq_len=0",
+    ];
     let turn = "<|start_of_role|>system<|end_of_role|>You are Granite, developed by IBM. You are a helpful AI \
                 assistant.<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>a<|end_of_text|>\n\
                 <|start_of_role|>assistant<|end_of_role|>";
     let prompt_tokens = |report: &Report| report.observer()[0]["prompt_tokens"].as_u64().expect("a count");
-    let seq_len = "--seq_len=0";
-    let one = place.ok(&[&model[..], &["--audio_path", "list.txt", "--prompt", "<audio>a", seq_len]].concat());
+    let one = place.ok(&[&model[..], &["--audio_path", "list.txt", "--prompt", "<audio>a"]].concat());
     assert!(place.read("outputs.txt").starts_with(turn), "{}", place.read("outputs.txt"));
-    let alone = place.ok(&[&model[..], &["--audio_path", "a.raw", "--prompt", "a", seq_len]].concat());
-    assert_eq!(prompt_tokens(&one), prompt_tokens(&alone));
-    place.write("list.txt", b"a.raw a.raw");
-    let two = place.ok(&[&model[..], &["--audio_path", "list.txt", "--prompt", "<audio><audio>a", seq_len]].concat());
+    for alone in ["a.raw", &wav] {
+        let alone = place.ok(&[&model[..], &["--audio_path", alone, "--prompt", "a"]].concat());
+        assert_eq!(prompt_tokens(&one), prompt_tokens(&alone));
+    }
+    place.write("list.txt", format!("a.raw {wav}").as_bytes());
+    let two = place.ok(&[&model[..], &["--audio_path", "list.txt", "--prompt", "<audio><audio>a"]].concat());
     assert_eq!(prompt_tokens(&two) - prompt_tokens(&one), 4, "four rows more, nothing around them");
+    // What is typed is text: the token itself makes no place for audio, and pictures are another model's.
+    let typed = ["--audio_path", "a.raw", "--prompt", "<audio>a<|audio|>", "--image_path", "none.txt"];
+    place.ok(&[&model[..], &typed].concat());
+    assert!(place.read("outputs.txt").contains("a<|audio|><|end_of_text|>"), "{}", place.read("outputs.txt"));
 
     place.write("a.raw", &features[4..]);
     for (arguments, says) in [
-        (&["--audio_path", "list.txt"][..], "a.raw: 116 bytes are not the 120 bytes of the encoder's f32 features"),
+        (
+            &["--audio_path", "list.txt", "--prompt", "<audio>"][..],
+            "a.raw: 47996 bytes are neither a WAV file nor the 48000 bytes of a f32 tensor",
+        ),
+        (
+            &["--audio_path", &wav, "--prompt", "<audio><audio>"],
+            "placeholders <audio> in the prompts: 2, audio clips given: 1",
+        ),
+        (&["--audio_path", "none.txt"], "none.txt: there is no such file"),
         (&[], "--audio_path is missing"),
     ] {
         let report = place.run(&[&model[..], arguments].concat());

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 pub const TEXT_DECODER: &str = "text_decoder";
 /// Name of the component that makes rows of pictures.
 pub const VISION_ENCODER: &str = "vision_encoder";
+/// Name of the audio encoder component.
+pub const AUDIO_ENCODER: &str = "audio_encoder";
 /// Name of the component that makes rows of tokens, where the decoder takes rows.
 pub const TOK_EMBEDDING: &str = "tok_embedding";
 /// Value of the metadata key `format`.

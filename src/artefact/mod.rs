@@ -19,8 +19,8 @@ mod writer;
 pub use component::{Component, Weight, component_signature};
 pub use directory::{Artefact, ArtefactSummary};
 pub use header::{
-    COMPONENT_FORMAT, COMPONENT_VERSION, ComponentHeader, Layout, StoredWeight, TEXT_DECODER, TOK_EMBEDDING,
-    VISION_ENCODER,
+    AUDIO_ENCODER, COMPONENT_FORMAT, COMPONENT_VERSION, ComponentHeader, Layout, StoredWeight, TEXT_DECODER,
+    TOK_EMBEDDING, VISION_ENCODER,
 };
 pub use manifest::{
     ComponentEntry, FormatSummary, GenerationDefaults, ImageSection, MANIFEST_FILE, Manifest, SCHEMA_VERSION,

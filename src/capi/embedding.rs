@@ -1,4 +1,4 @@
-//! `etg_embedding`: the rows that a vision encoder made of a picture.
+//! `etg_embedding`: the rows that an encoder made of a picture or of sound.
 
 use super::guard::guard;
 use super::handle::{self, Handle};
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use std::ptr;
 use std::sync::Arc;
 
-/// What a vision encoder made of a picture: rows that stand in the prompt in its place. It never changes, and may serve
+/// What an encoder made of a picture or of sound: rows that stand in the prompt in its place. It never changes, and may serve
 /// any number of messages, runners of the same model and threads at once.
 pub struct etg_embedding {
     pub(super) embedding: Arc<Embedding>,
@@ -38,7 +38,7 @@ pub(super) unsafe fn out(place: *mut *mut etg_embedding) -> Result<Out<*mut etg_
 /// Make an embedding from rows that `etg_embedding_rows` gave before, or that another encoder made: `row_count` rows of
 /// `width` floats, tile after tile, each tile with the same number of rows. The tiles lie in `tile_rows` rows of
 /// `tile_cols` crops, with the overview of the whole picture as the last tile if `overview` is 1; a picture that is not
-/// cut is 0, 0, 1.
+/// cut, and sound, is 0, 0, 1.
 ///
 /// - Threads: any, several at once.
 /// - Owns: the rows are copied. `*embedding_out` is the caller's; free it with `etg_embedding_free`.

@@ -1,5 +1,6 @@
 //! `etg_messages`: typed messages for a conversation.
 
+use super::audio::etg_audio;
 use super::embedding::etg_embedding;
 use super::guard::guard;
 use super::handle::{self, Handle};
@@ -22,7 +23,7 @@ pub const ETG_ROLE_ASSISTANT: i32 = 2;
 /// Role of a message: the result of a tool the model called.
 pub const ETG_ROLE_TOOL: i32 = 3;
 
-/// A list of messages, each a role and its parts (text, pictures) in order. Text is never scanned for markers and never
+/// A list of messages, each a role and its parts (text, pictures, sound) in order. Text is never scanned for markers and never
 /// becomes control tokens.
 pub struct etg_messages {
     messages: Mutex<Vec<Message>>,
@@ -132,7 +133,20 @@ pub extern "C" fn etg_messages_add_image(messages: *mut etg_messages, image: *co
     guard("etg_messages_add_image", || add_part(messages, Part::Image(handle::get(image)?.image.clone())))
 }
 
-/// Add the rows of a picture that was encoded before to the last message, after the parts it has. Nothing is encoded then.
+/// Add sound to the last message, after the parts it has. The same sound may be added any number of times.
+///
+/// - Threads: any.
+/// - Owns: the list shares the sound's content; the sound may be freed at once.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (no message yet).
+/// - After a failure: the list is unchanged. Whether a model takes sound, and of this length, is checked when the messages
+///   are used.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn etg_messages_add_audio(messages: *mut etg_messages, audio: *const etg_audio) -> i32 {
+    guard("etg_messages_add_audio", || add_part(messages, Part::Audio(handle::get(audio)?.audio.clone())))
+}
+
+/// Add the rows of a picture or of sound that was encoded before to the last message, after the parts it has. Nothing is encoded then.
 ///
 /// - Threads: any.
 /// - Owns: the list shares the rows; the embedding may be freed at once.

@@ -26,6 +26,7 @@
 // Each comment states what C must guarantee, in the words of C; a Rust "Safety" section would repeat it in the header.
 #![allow(clippy::missing_safety_doc)]
 
+pub mod audio;
 pub mod buffer;
 pub mod compile;
 pub mod compile_options;
@@ -43,6 +44,7 @@ pub mod messages;
 pub mod model_files;
 pub mod pixels;
 pub mod runner;
+pub mod runner_audio;
 pub mod runner_getters;
 pub mod runner_images;
 pub mod runner_options;

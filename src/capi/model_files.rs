@@ -8,17 +8,17 @@ use super::json_fields::{self, Field};
 use super::runner::etg_runner;
 use super::runner_options::{self, etg_runner_options};
 use super::status::ETG_OK;
-use crate::artefact::{TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
+use crate::artefact::{AUDIO_ENCODER, TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use crate::engine::{ComponentSource, SourceData};
-use crate::runner::{AUDIO_ENCODER, EVICTOR, ModelFiles, RequantRounding, Runner, requantize_levels};
+use crate::runner::{EVICTOR, ModelFiles, RequantRounding, Runner, requantize_levels};
 use crate::{Error, Result};
 use parking_lot::Mutex;
 use std::ffi::c_char;
 use std::path::PathBuf;
 use std::ptr;
 
-/// The files of a model as upstream's exporter writes them: a text decoder, and for models with pictures a token embedding
-/// and a vision encoder, each of which can be replaced by itself; and a tokenizer. Read when a runner is opened.
+/// The files of a model as upstream's exporter writes them: a text decoder, and for models with pictures or sound a token
+/// embedding and a vision or audio encoder, each of which can be replaced by itself; and a tokenizer. Read when a runner is opened.
 pub struct etg_model_files {
     files: Mutex<Files>,
 }
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn etg_model_files_set_component_held(
 }
 
 /// Set the tokenizer: tokenizer.json, tokenizer.model (SentencePiece or tiktoken), tokenizer.bin (llama2.c), or a folder
-/// with one of them. Special tokens, the chat template and the settings of pictures are read from the files beside it
+/// with one of them. Special tokens, the chat template and the settings of pictures and sound are read from the files beside it
 /// (tokenizer_config.json, chat_template.jinja, preprocessor_config.json …), as far as they are there.
 ///
 /// - Threads: any.

@@ -1,5 +1,5 @@
 //! `etg_runner`: a conversation with a compiled model. Whole turns here, single steps in `runner_steps`, those with
-//! pictures in `runner_images`, what it can be asked at any time in `runner_getters`.
+//! pictures in `runner_images`, those with sound in `runner_audio`, what it can be asked at any time in `runner_getters`.
 
 use super::event::{self, etg_event_fn};
 use super::generate_options::{self, etg_generate_options};
@@ -42,7 +42,9 @@ pub(super) struct Known {
     pub(super) context_capacity: usize,
     /// Side of a tile, rows of a tile, numbers of a row; `None` for a model that takes no pictures.
     pub(super) image_geometry: Option<(usize, usize, usize)>,
-    /// Pictures in the image cache, and the bytes of their rows.
+    /// Features of sound, rows of them, numbers of a row; `None` for a model that takes no audio.
+    pub(super) audio_geometry: Option<(usize, usize, usize)>,
+    /// Pictures and sounds in the image cache, and the bytes of their rows.
     pub(super) image_cache: (usize, usize),
     pub(super) total: TotalStats,
     /// The last turn that ended well.
@@ -55,6 +57,7 @@ impl Known {
         self.position = runner.position();
         self.context_capacity = runner.context_capacity();
         self.image_geometry = runner.image_geometry();
+        self.audio_geometry = runner.audio_geometry();
         self.image_cache = runner.image_cache_size();
         self.total = runner.stats().clone();
     }

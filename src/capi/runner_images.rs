@@ -64,7 +64,7 @@ pub unsafe extern "C" fn etg_runner_image_geometry(
     })
 }
 
-/// Pictures in the image cache, and the bytes that their rows take. During a run: before it.
+/// Pictures and sounds in the image cache, and the bytes that their rows take. During a run: before it.
 ///
 /// - Threads: any, at any time.
 /// - Owns: nothing.
@@ -157,36 +157,8 @@ pub unsafe extern "C" fn etg_runner_encode_image(
     })
 }
 
-/// The rows of audio, to be put into a message like those of a picture (`etg_messages_add_embedding`). `features` is what
-/// the audio encoder takes, `value_count` numbers row-major: features that were prepared elsewhere.
-///
-/// - Threads: one call at a time per runner.
-/// - Owns: the features are not kept; `*embedding_out` is the caller's; free it with `etg_embedding_free`.
-/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of values, one that is not finite; the message has
-///   both numbers and the shape), `ETG_ERROR_UNSUPPORTED` (the model takes no audio), `ETG_ERROR_BUSY`, `ETG_ERROR_ENGINE`,
-///   `ETG_ERROR_INTERNAL`.
-/// - After a failure: the conversation is unchanged, `*embedding_out` is NULL if it could be written; after
-///   `ETG_ERROR_INTERNAL` the runner is poisoned and needs `etg_runner_reset`.
-#[unsafe(no_mangle)]
-#[must_use]
-pub unsafe extern "C" fn etg_runner_encode_audio(
-    runner: *mut etg_runner,
-    features: *const f32,
-    value_count: usize,
-    embedding_out: *mut *mut etg_embedding,
-) -> i32 {
-    with_runner("etg_runner_encode_audio", runner, |_, runner| {
-        // SAFETY: out-parameter of the caller.
-        let mut out = unsafe { embedding::out(embedding_out) }?;
-        // SAFETY: values of the caller.
-        let features = unsafe { input::values(features, value_count, "features") }?;
-        out.set(embedding::issue(runner.encode_audio(features)?));
-        Ok(ETG_OK)
-    })
-}
-
 /// The embedding rows of tokens, written to the caller's `rows`: `id_count` rows of as many floats as
-/// `etg_runner_image_geometry` says, so `value_count` is their product.
+/// `etg_runner_image_geometry` (`etg_runner_audio_geometry`) says, so `value_count` is their product.
 ///
 /// - Threads: one call at a time per runner.
 /// - Owns: the ids are not kept, `rows` stays the caller's.
@@ -221,13 +193,13 @@ pub unsafe extern "C" fn etg_runner_embed_tokens(
     })
 }
 
-/// Put the rows of `embeddings`, in order, in the places of the picture tokens of `ids`. `rows` is what
+/// Put the rows of `embeddings`, in order, in the places of the picture or audio tokens of `ids`. `rows` is what
 /// `etg_runner_embed_tokens` gave for `ids`, and is changed in place.
 ///
 /// - Threads: one call at a time per runner.
 /// - Owns: nothing is kept; `rows` stays the caller's.
 /// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of values than the ids need, more or fewer
-///   rows than picture tokens; the message has both numbers), `ETG_ERROR_UNSUPPORTED` (the model takes no pictures),
+///   rows than such tokens; the message has both numbers), `ETG_ERROR_UNSUPPORTED` (the model has no encoder),
 ///   `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
 /// - After a failure: the runner and `rows` are unchanged.
 #[unsafe(no_mangle)]
@@ -307,14 +279,14 @@ pub unsafe extern "C" fn etg_runner_prefill_prompt_rows(
     })
 }
 
-/// Make the history exactly the prompt of these new messages, their pictures encoded (or taken from the image cache) and
+/// Make the history exactly the prompt of these new messages, their pictures and sounds encoded (or taken from the image cache) and
 /// in their places, and process what the KV cache does not have yet; afterwards `etg_runner_logits` gives the logits of
 /// the last token.
 ///
 /// - Threads: one call at a time per runner. A cancel is noticed between tiles and between blocks.
 /// - Owns: the messages may be freed or changed at once.
-/// - Codes: as `etg_runner_render` and `etg_runner_prefill`, and `ETG_ERROR_UNSUPPORTED` (pictures in a model that takes
-///   none).
+/// - Codes: as `etg_runner_render` and `etg_runner_prefill`, and `ETG_ERROR_UNSUPPORTED` (pictures or audio in a model that
+///   takes none).
 /// - After a failure: as `etg_runner_prefill`.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -19,8 +19,11 @@ pub(super) struct UpstreamTemplate {
     pub name: &'static str,
     /// Text runners begin a conversation with the tokenizer's begin-of-text token, multimodal ones do not.
     pub starts_with_bos: bool,
-    /// Where a picture (or audio) stands, in multimodal templates.
+    /// Where a picture stands, in multimodal templates that take pictures.
     pub image_placeholder: Option<&'static str>,
+    /// Where sound stands, in multimodal templates that take sound. Prompts for a runner never show it: rows stand where
+    /// the model's own audio token is written, which no message can spell.
+    pub audio_placeholder: Option<&'static str>,
     /// What upstream ends replies at, beyond the tokenizer's own end token (contract 5.6).
     pub end_tokens: &'static [&'static str],
     default_system: Option<&'static str>,
@@ -39,7 +42,15 @@ enum Segment {
 type Texts = &'static [&'static str];
 
 const fn text_model(name: &'static str, end_tokens: Texts, turn: &'static [Segment]) -> UpstreamTemplate {
-    UpstreamTemplate { name, starts_with_bos: true, image_placeholder: None, end_tokens, default_system: None, turn }
+    UpstreamTemplate {
+        name,
+        starts_with_bos: true,
+        image_placeholder: None,
+        audio_placeholder: None,
+        end_tokens,
+        default_system: None,
+        turn,
+    }
 }
 
 const fn vision_model(
@@ -48,8 +59,11 @@ const fn vision_model(
     end_tokens: Texts,
     turn: &'static [Segment],
 ) -> UpstreamTemplate {
-    let image_placeholder = Some(placeholder);
-    UpstreamTemplate { name, starts_with_bos: false, image_placeholder, end_tokens, default_system: None, turn }
+    UpstreamTemplate {
+        image_placeholder: Some(placeholder),
+        starts_with_bos: false,
+        ..text_model(name, end_tokens, turn)
+    }
 }
 
 const GEMMA: &[Segment] = &[
@@ -170,7 +184,8 @@ static TEMPLATES: &[UpstreamTemplate] = &[
     UpstreamTemplate {
         name: "granite_speech",
         starts_with_bos: false,
-        image_placeholder: Some("<|audio|>"),
+        image_placeholder: None,
+        audio_placeholder: Some("<audio>"),
         end_tokens: &["<|end_of_text|>"],
         default_system: Some("You are Granite, developed by IBM. You are a helpful AI assistant."),
         turn: GRANITE_TURN,
@@ -193,7 +208,7 @@ impl UpstreamTemplate {
     /// The whole conversation: every user message as a turn, every reply as it is.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for pictures where upstream's format takes none.
+    /// [`Error::Unsupported`] for pictures or sound where upstream's format takes none.
     pub(super) fn render(&self, messages: &[Message]) -> Result<String> {
         let mut system = self.default_system.unwrap_or_default().to_string();
         let mut out = String::new();
@@ -208,10 +223,11 @@ impl UpstreamTemplate {
     }
 
     fn content(&self, message: &Message) -> Result<String> {
-        let refused = || Error::Unsupported(format!("the template upstream:{} takes no pictures", self.name));
+        let refused = |what: &str| Error::Unsupported(format!("the template upstream:{} takes no {what}", self.name));
         let written = message.parts.iter().map(|part| match part {
             Part::Text(text) => Ok(text.as_str()),
-            Part::Image(_) | Part::Embedding(_) => self.image_placeholder.ok_or_else(refused),
+            Part::Image(_) | Part::Embedding(_) => self.image_placeholder.ok_or_else(|| refused("pictures")),
+            Part::Audio(_) => self.audio_placeholder.ok_or_else(|| refused("audio")),
         });
         written.collect()
     }

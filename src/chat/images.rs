@@ -1,10 +1,10 @@
-//! Pictures in prompts: what a template writes where a picture stands, and what becomes of it.
+//! Pictures and sound in prompts: what a template writes where one stands, and what becomes of it.
 
 use crate::error::{Error, Result};
 use crate::media::TileLayout;
 use serde::{Deserialize, Serialize};
 
-/// The tokens around a picture's rows, as data: kept in the manifest of a compiled model.
+/// The tokens around the rows of a picture or of sound, as data: kept in the manifest of a compiled model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "style", rename_all = "snake_case")]
 pub enum ImageMarkup {
@@ -27,10 +27,11 @@ pub enum ImageMarkup {
         /// `</img>`
         end: String,
     },
-    /// The rows alone: audio of Granite Speech.
-    Plain {
-        /// What the template writes, and the token of each row: `<|audio|>`.
-        token: String,
+    /// Granite-speech: rows, nothing around them. Its templates know no typed parts: the placeholder stands in the text
+    /// of a message.
+    GraniteSpeech {
+        /// What stands in a message for sound, and the token of each row: `<|audio|>`.
+        audio: String,
     },
 }
 
@@ -49,22 +50,27 @@ impl ImageMarkup {
         ImageMarkup::InternVl { start: "<img>".into(), context: "<IMG_CONTEXT>".into(), end: "</img>".into() }
     }
 
-    /// Granite Speech's published token, for audio.
+    /// Granite-speech's published token.
     pub fn granite_speech() -> Self {
-        ImageMarkup::Plain { token: "<|audio|>".into() }
+        ImageMarkup::GraniteSpeech { audio: "<|audio|>".into() }
     }
 
-    /// What chat templates write where a picture stands.
+    /// What chat templates write where a picture or sound stands.
     pub fn placeholder(&self) -> &str {
         self.row_token()
     }
 
-    /// Text of the token that each row of a picture takes the place of.
+    /// Whether the placeholder is a part of a message's text, instead of what a template makes of a typed part.
+    pub fn is_in_text(&self) -> bool {
+        matches!(self, ImageMarkup::GraniteSpeech { .. })
+    }
+
+    /// Text of the token that each row takes the place of.
     pub fn row_token(&self) -> &str {
         match self {
             ImageMarkup::SmolVlm { image, .. } => image,
             ImageMarkup::InternVl { context, .. } => context,
-            ImageMarkup::Plain { token } => token,
+            ImageMarkup::GraniteSpeech { audio } => audio,
         }
     }
 
@@ -82,8 +88,8 @@ impl ImageMarkup {
         }
         let rows = self.row_token().repeat(rows_per_tile);
         Ok(match self {
-            ImageMarkup::Plain { .. } => rows.repeat(layout.tiles()),
             ImageMarkup::InternVl { start, end, .. } => format!("{start}{}{end}", rows.repeat(layout.tiles())),
+            ImageMarkup::GraniteSpeech { .. } => rows.repeat(layout.tiles()),
             ImageMarkup::SmolVlm { around, global, .. } => {
                 let mut text = String::new();
                 for row in 1..=layout.rows {
@@ -104,20 +110,27 @@ impl ImageMarkup {
     }
 }
 
-/// What the pictures of a conversation are replaced by.
+/// What the pictures and sounds of a conversation are replaced by.
 #[derive(Debug, Clone, Copy)]
 pub struct ImageTexts<'a> {
     /// What the template writes for each.
     pub placeholder: &'a str,
     /// Id of the token that stands for one row.
     pub row_id: u32,
-    /// One text a picture, in the order of the conversation.
+    /// One text for each, in the order of the conversation.
     pub texts: &'a [String],
+    /// The placeholder is written into the text of messages, before the template sees them.
+    pub in_text: bool,
 }
 
-impl ImageTexts<'_> {
-    /// For conversations without pictures.
-    pub const NONE: ImageTexts<'static> = ImageTexts { placeholder: "", row_id: u32::MAX, texts: &[] };
+impl<'a> ImageTexts<'a> {
+    /// For conversations of text alone.
+    pub const NONE: ImageTexts<'static> = ImageTexts { placeholder: "", row_id: u32::MAX, texts: &[], in_text: false };
+
+    /// For a model that writes media as `markup` says; `row_id` is the id of [`ImageMarkup::row_token`].
+    pub fn new(markup: &'a ImageMarkup, row_id: u32, texts: &'a [String]) -> Self {
+        ImageTexts { placeholder: markup.placeholder(), row_id, texts, in_text: markup.is_in_text() }
+    }
 }
 
 #[cfg(test)]
@@ -141,9 +154,9 @@ mod tests {
         let intern = ImageMarkup::intern_vl();
         assert_eq!(intern.expand(whole, 2).unwrap(), "<img><IMG_CONTEXT><IMG_CONTEXT></img>");
         assert_eq!(intern.expand(split, 1).unwrap(), "<img><IMG_CONTEXT><IMG_CONTEXT><IMG_CONTEXT></img>");
-        assert_eq!(ImageMarkup::granite_speech().expand(whole, 3).unwrap(), "<|audio|><|audio|><|audio|>");
         let tiles_only = TileLayout { overview: false, ..split };
         assert_eq!(smol.expand(tiles_only, 1).unwrap().matches("<image>").count(), 2);
+        assert_eq!(ImageMarkup::granite_speech().expand(whole, 3).unwrap(), "<|audio|><|audio|><|audio|>");
         assert!(smol.expand(TileLayout { rows: 0, cols: 0, overview: false }, 2).is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::media::{Embedding, Image};
+use crate::media::{Audio, Embedding, Image};
 use crate::{Error, Result};
 
 /// Who speaks.
@@ -60,14 +60,16 @@ pub enum Part {
     Text(String),
     /// A picture; the model's encoder makes rows of it.
     Image(Image),
-    /// The rows of a picture that was encoded before, or elsewhere.
+    /// A piece of sound; the model's encoder makes rows of it.
+    Audio(Audio),
+    /// The rows of a picture or of sound that was encoded before, or elsewhere.
     Embedding(Arc<Embedding>),
 }
 
 impl Part {
     /// Whether rows of an encoder take this part's place in the prompt.
-    pub fn is_image(&self) -> bool {
-        matches!(self, Part::Image(_) | Part::Embedding(_))
+    pub fn is_media(&self) -> bool {
+        matches!(self, Part::Image(_) | Part::Audio(_) | Part::Embedding(_))
     }
 }
 
@@ -108,15 +110,22 @@ impl Message {
         Message { role: Role::User, parts }
     }
 
+    /// A message of the person: sound first, then text.
+    pub fn user_with_audio(audio: impl IntoIterator<Item = Audio>, text: impl Into<String>) -> Self {
+        let mut parts: Vec<Part> = audio.into_iter().map(Part::Audio).collect();
+        parts.push(Part::Text(text.into()));
+        Message { role: Role::User, parts }
+    }
+
     /// All text parts joined.
     pub fn joined_text(&self) -> String {
         let text = |part: &Part| if let Part::Text(text) = part { text.clone() } else { String::new() };
         self.parts.iter().map(text).collect()
     }
 
-    /// Whether any part is a picture.
-    pub fn has_images(&self) -> bool {
-        self.parts.iter().any(Part::is_image)
+    /// Whether any part is a picture, sound, or the rows of either.
+    pub fn has_media(&self) -> bool {
+        self.parts.iter().any(Part::is_media)
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) mod tokenizer_files;
 pub use detokenize::DetokenizeStream;
 pub use images::{ImageMarkup, ImageTexts};
 pub use message::{Message, Part, Role};
-pub use placeholders::{messages_with_audio, messages_with_placeholders};
+pub use placeholders::{messages_with_audio_placeholders, messages_with_placeholders};
 pub use prompt::{Prompt, PromptEncoder, SampledReply};
 pub use special::SpecialTokens;
 pub use stop::{StopMatcher, StopResult};

@@ -1,4 +1,4 @@
-//! Upstream's way to say where pictures and audio stand: the words `<image>` and `<audio>` inside prompt strings.
+//! Upstream's way to say where pictures and sound stand: the words `<image>` and `<audio>` inside prompt strings.
 //!
 //! The runners of this library take typed parts and never look for markers in text. Programs and test plans written for
 //! upstream's command line have prompt strings instead; this turns those into typed messages, by upstream's rule
@@ -6,18 +6,18 @@
 
 use super::{Message, Part, Role};
 use crate::error::{Error, Result};
-use crate::media::{Embedding, Image};
-use std::sync::Arc;
+use crate::media::{Audio, Image};
 
-/// A word that marks a place in prompt strings, for every model, and what errors call what stands there.
-#[derive(Clone, Copy)]
-struct Placeholder {
-    text: &'static str,
-    kind: &'static str,
+/// The word a prompt string marks a picture's place with, for every model.
+const IMAGE: Word = Word { placeholder: "<image>", one: "image", several: "images" };
+/// The word for the place of sound.
+const AUDIO: Word = Word { placeholder: "<audio>", one: "audio clip", several: "audio clips" };
+
+struct Word {
+    placeholder: &'static str,
+    one: &'static str,
+    several: &'static str,
 }
-
-const IMAGE: Placeholder = Placeholder { text: "<image>", kind: "images" };
-const AUDIO: Placeholder = Placeholder { text: "<audio>", kind: "audio inputs" };
 
 /// One user message a prompt string, with the pictures handed to the placeholders of all prompts in order. Without any
 /// placeholder all pictures stand at the beginning of the first prompt.
@@ -26,49 +26,46 @@ const AUDIO: Placeholder = Placeholder { text: "<audio>", kind: "audio inputs" }
 /// [`Error::InvalidArgument`] with both numbers if there are placeholders, but not as many as pictures; or pictures
 /// without any prompt.
 pub fn messages_with_placeholders<P: AsRef<str>>(prompts: &[P], images: Vec<Image>) -> Result<Vec<Message>> {
-    distribute(prompts, images.into_iter().map(Part::Image), IMAGE)
+    hand_out(prompts, images.into_iter().map(Part::Image).collect(), &IMAGE)
 }
 
-/// As [`messages_with_placeholders`], for the rows of audio and the word `<audio>`.
+/// As [`messages_with_placeholders`], for sound and the word `<audio>`.
 ///
 /// # Errors
 /// As there.
-pub fn messages_with_audio<P: AsRef<str>>(prompts: &[P], audio: Vec<Arc<Embedding>>) -> Result<Vec<Message>> {
-    distribute(prompts, audio.into_iter().map(Part::Embedding), AUDIO)
+pub fn messages_with_audio_placeholders<P: AsRef<str>>(prompts: &[P], audio: Vec<Audio>) -> Result<Vec<Message>> {
+    hand_out(prompts, audio.into_iter().map(Part::Audio).collect(), &AUDIO)
 }
 
-fn distribute<P: AsRef<str>>(
-    prompts: &[P],
-    mut parts: impl ExactSizeIterator<Item = Part>,
-    word: Placeholder,
-) -> Result<Vec<Message>> {
-    let Placeholder { text: placeholder, kind } = word;
+fn hand_out<P: AsRef<str>>(prompts: &[P], media: Vec<Part>, word: &Word) -> Result<Vec<Message>> {
+    let &Word { placeholder, one, several } = word;
     let places: usize = prompts.iter().map(|prompt| prompt.as_ref().matches(placeholder).count()).sum();
-    let given = parts.len();
+    let given = media.len();
     if prompts.is_empty() && given > 0 {
-        return Err(Error::invalid(format!("{kind} given: {given}, but there is no prompt to show them in")));
+        return Err(Error::invalid(format!("{several} given: {given}, but there is no prompt to put them in")));
     }
     if places > 0 && places != given {
         return Err(Error::invalid(format!(
-            "placeholders {placeholder} in the prompts: {places}, {kind} given: {given}; there must be one for each \
-             placeholder, or no placeholder at all"
+            "placeholders {placeholder} in the prompts: {places}, {several} given: {given}; there must be one {one} for \
+             each placeholder, or no placeholder at all"
         )));
     }
+    let mut media = media.into_iter();
     let mut messages = Vec::with_capacity(prompts.len());
     for (number, prompt) in prompts.iter().enumerate() {
-        let mut own = Vec::new();
+        let mut parts = Vec::new();
         if places == 0 && number == 0 {
-            own.extend(parts.by_ref());
+            parts.extend(media.by_ref());
         }
         for (piece, text) in prompt.as_ref().split(placeholder).enumerate() {
             if piece > 0 {
-                own.extend(parts.next());
+                parts.extend(media.next());
             }
             if !text.is_empty() {
-                own.push(Part::Text(text.into()));
+                parts.push(Part::Text(text.into()));
             }
         }
-        messages.push(Message { role: Role::User, parts: own });
+        messages.push(Message { role: Role::User, parts });
     }
     Ok(messages)
 }
@@ -96,22 +93,26 @@ mod tests {
     }
 
     #[test]
+    fn sound_goes_to_placeholders_of_its_own() {
+        let sound = |value: f32| Audio::from_samples(vec![value], 16_000).unwrap();
+        let messages =
+            messages_with_audio_placeholders(&["hear <audio>!", "<audio><image>"], vec![sound(0.1), sound(0.2)]);
+        let messages = messages.unwrap();
+        assert_eq!(messages[0].parts, [text("hear "), Part::Audio(sound(0.1)), text("!")]);
+        assert_eq!(messages[1].parts, [Part::Audio(sound(0.2)), text("<image>")]);
+        let opening = messages_with_audio_placeholders(&["hear this"], vec![sound(0.1)]).unwrap();
+        assert_eq!(opening[0].parts, [Part::Audio(sound(0.1)), text("hear this")]);
+        let error = messages_with_audio_placeholders(&["<audio>"], vec![]).unwrap_err().to_string();
+        assert!(error.contains("<audio> in the prompts: 1, audio clips given: 0"), "{error}");
+    }
+
+    #[test]
     fn without_placeholders_all_pictures_open_the_first_prompt() {
         let [a, b] = [1.0, 2.0].map(image);
         let messages = messages_with_placeholders(&["compare", "why?"], vec![a.clone(), b.clone()]).unwrap();
         assert_eq!(messages[0].parts, [Part::Image(a), Part::Image(b), text("compare")]);
         assert_eq!(messages[1].parts, [text("why?")]);
         assert_eq!(messages_with_placeholders(&["hi"], vec![]).unwrap(), [Message::user("hi")]);
-    }
-
-    #[test]
-    fn audio_has_a_word_of_its_own() {
-        let whole = crate::media::TileLayout::WHOLE;
-        let rows = Arc::new(Embedding::from_rows(vec![1.0, 2.0], 2, whole).unwrap());
-        let messages = messages_with_audio(&["say <audio> <image>"], vec![rows.clone()]).unwrap();
-        assert_eq!(messages[0].parts, [text("say "), Part::Embedding(rows), text(" <image>")]);
-        let error = messages_with_audio(&["<audio>"], vec![]).unwrap_err().to_string();
-        assert!(error.contains("<audio> in the prompts: 1, audio inputs given: 0"), "{error}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Prompt {
     pub ids: Vec<u32>,
     /// The same as text, as the template rendered it: a picture is its placeholder.
     pub text: String,
-    /// Indices into `ids` of the rows of pictures, in the order of the conversation.
+    /// Indices into `ids` of the rows of pictures and sound, in the order of the conversation.
     pub image_rows: Vec<usize>,
 }
 
@@ -92,7 +92,7 @@ impl PromptEncoder {
         Ok(escaped.marks.restore(&self.write(&escaped.messages, "", options)?))
     }
 
-    /// The conversation as token ids. [`encode_with_images`](Self::encode_with_images) without pictures.
+    /// The conversation as token ids. [`encode_with_images`](Self::encode_with_images) without pictures and sound.
     ///
     /// # Errors
     /// As there.
@@ -100,7 +100,7 @@ impl PromptEncoder {
         self.encode_with_images(messages, replies, &ImageTexts::NONE, options)
     }
 
-    /// The conversation as token ids. Each picture's placeholder is replaced by its text in `images`.
+    /// The conversation as token ids. The placeholder of each picture or sound is replaced by its text in `images`.
     ///
     /// `replies` are assistant messages that the model sampled, in order. Their text is what their ids decode to,
     /// whatever the message holds, and the ids appear unchanged in the prompt wherever the template shows a reply
@@ -117,15 +117,19 @@ impl PromptEncoder {
         images: &ImageTexts<'_>,
         options: &RenderOptions,
     ) -> Result<Prompt> {
-        let pictures = messages.iter().flat_map(|message| &message.parts).filter(|part| part.is_image()).count();
+        let pictures = messages.iter().flat_map(|message| &message.parts).filter(|part| part.is_media()).count();
         if pictures != images.texts.len() {
             let texts = images.texts.len();
             return Err(Error::invalid(format!(
-                "the conversation has {pictures} pictures, texts are known for {texts}"
+                "the conversation has {pictures} pictures and audio clips, texts are known for {texts}"
             )));
         }
         let messages = self.with_sampled_text(messages, replies)?;
         let mut escaped = self.escape(messages, images.placeholder, options)?;
+        if images.in_text {
+            // After the marks were set, so that it is the control token which no message can spell.
+            escaped.messages.iter_mut().for_each(|message| spell_media(message, images.placeholder));
+        }
         let rendered = self.write(&escaped.messages, images.placeholder, options)?;
         let mut segments = self.splice(&mut escaped, &rendered, replies, images.placeholder, options)?;
         if pictures > 0 {
@@ -151,7 +155,7 @@ impl PromptEncoder {
         Ok(Prompt { ids, text: escaped.marks.restore(&rendered), image_rows })
     }
 
-    /// Replaces each placeholder by the text of its picture. All placeholders in these segments are the template's own:
+    /// Replaces each placeholder by the text of its picture or sound. All placeholders in these segments are the template's own:
     /// those in contents carry marks.
     fn show_images(&self, segments: &mut [Segment<'_>], images: &ImageTexts<'_>) -> Result<()> {
         let placeholder = self.placeholder(images.placeholder);
@@ -174,12 +178,12 @@ impl PromptEncoder {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "the chat template wrote {written} {placeholder} placeholders for {pictures} pictures: use a template of \
-             this model that shows pictures, where they stand in these messages"
+            "the chat template wrote {written} {placeholder} placeholders for {pictures} pictures or audio clips: use a \
+             template of this model that shows them where they stand in these messages"
         )))
     }
 
-    /// What stands for a picture in rendered text.
+    /// What stands for a picture or sound in rendered text.
     fn placeholder<'p>(&self, of_the_model: &'p str) -> &'p str {
         self.template.as_ref().and_then(ChatTemplate::image_placeholder).unwrap_or(of_the_model)
     }
@@ -251,7 +255,7 @@ impl PromptEncoder {
         }
         let written = messages.iter().flat_map(|message| &message.parts).map(|part| match part {
             Part::Text(text) => text.as_str(),
-            Part::Image(_) | Part::Embedding(_) => placeholder,
+            Part::Image(_) | Part::Audio(_) | Part::Embedding(_) => placeholder,
         });
         Ok(written.collect())
     }
@@ -365,6 +369,13 @@ impl PromptEncoder {
     /// As [`Tokenizer::encode`].
     pub fn encode_plain(&self, text: &str, add_bos: bool) -> Result<Vec<u32>> {
         self.tokenizer.encode(text, EncodeOptions { add_bos, parse_special: false })
+    }
+}
+
+/// Writes `placeholder` where pictures or sound stand in a message.
+fn spell_media(message: &mut Message, placeholder: &str) {
+    for part in message.parts.iter_mut().filter(|part| part.is_media()) {
+        *part = Part::Text(placeholder.into());
     }
 }
 

@@ -67,7 +67,7 @@ struct Jinja {
     content: ContentForm,
 }
 
-/// What a template expects in `message['content']` of a message without pictures.
+/// What a template expects in `message['content']` of a message of text alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentForm {
     Text,
@@ -265,7 +265,7 @@ fn special_variables(special: &SpecialTokens) -> Map<String, Json> {
 }
 
 fn message_json(message: &Message, form: ContentForm) -> Json {
-    let content = if form == ContentForm::Parts || message.has_images() {
+    let content = if form == ContentForm::Parts || message.has_media() {
         typed_parts(message).into()
     } else {
         Json::from(message.joined_text())
@@ -273,11 +273,12 @@ fn message_json(message: &Message, form: ContentForm) -> Json {
     json!({"role": message.role.as_str(), "content": content})
 }
 
-/// `{"type": "text", …}` and `{"type": "image"}` in order.
+/// `{"type": "text", …}`, `{"type": "image"}` and `{"type": "audio"}` in order.
 fn typed_parts(message: &Message) -> Vec<Json> {
     let typed = message.parts.iter().map(|part| match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
         Part::Image(_) | Part::Embedding(_) => json!({"type": "image"}),
+        Part::Audio(_) => json!({"type": "audio"}),
     });
     typed.collect()
 }

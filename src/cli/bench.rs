@@ -218,13 +218,13 @@ fn gray_tile(side: usize) -> PixelTensor {
 fn profile_encoder(runner: &mut Runner) -> Result<Vec<OpProfile>> {
     let Some((tile_size, ..)) = runner.image_geometry() else { return Ok(Vec::new()) };
     let set_profiling = |runner: &mut Runner, on| {
-        if let Some(encoder) = runner.vision_encoder_mut() {
+        if let Some(encoder) = runner.media_encoder_mut() {
             encoder.component_mut().set_profiling(on);
         }
     };
     set_profiling(runner, true);
     runner.encode_pixels(&gray_tile(tile_size))?;
-    let profile = runner.vision_encoder_mut().map(|encoder| encoder.component().profile()).unwrap_or_default();
+    let profile = runner.media_encoder_mut().map(|encoder| encoder.component().profile()).unwrap_or_default();
     set_profiling(runner, false);
     Ok(profile)
 }

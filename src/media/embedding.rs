@@ -1,11 +1,12 @@
-//! What an encoder made of a picture: rows that stand in a prompt in its place.
+//! What an encoder made of a picture or of sound: rows that stand in a prompt in its place.
 
 use super::TileLayout;
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fmt;
 
-/// Encoder output for one picture: `row_count` rows of `width` numbers (the decoder's embedding width E), tile after tile.
+/// Encoder output for one picture or audio clip: `row_count` rows of `width` numbers (the decoder's embedding width E),
+/// tile after tile. Sound has the layout of a picture that is not cut, [`TileLayout::WHOLE`].
 ///
 /// Shared as `Arc<Embedding>` between the history of a conversation, the KV cache's record of what it holds, and the
 /// image cache: nothing copies rows. Two embeddings are equal if their keys are.

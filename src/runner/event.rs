@@ -22,11 +22,11 @@ pub enum Flow {
 pub enum Event<'a> {
     /// The text of the new messages, joined by newlines, when `echo` is on.
     Prompt(&'a str),
-    /// Tiles of new pictures encoded so far: once before the first one and after each.
+    /// Tiles of new pictures, and audio clips, encoded so far: once before the first one and after each.
     Images {
-        /// Tiles done.
+        /// Tiles (audio clips count as one) done.
         done: usize,
-        /// Tiles to do in this run; pictures whose rows are known do not count.
+        /// Tiles to do in this run; media whose rows are known do not count.
         total: usize,
     },
     /// Prompt tokens processed so far, after each block.

@@ -2,8 +2,8 @@
 
 use super::conversation::Turn;
 use super::event::{Event, Flow, StopReason, TurnResult};
+use super::media::Draft;
 use super::options::GenerateOptions;
-use super::pictures::Draft;
 use super::reply::{Writer, interruption};
 use super::sequence::Sequence;
 use super::session::{Runner, of_new_messages};
@@ -67,7 +67,7 @@ impl Runner {
         let draft = self.draft(messages)?;
         self.check_fits(&draft)?;
         writer.stats.prompt_tokens = draft.prompt.ids.len();
-        writer.stats.images = draft.pictures.len();
+        writer.stats.images = draft.media.len();
         writer.stats.encode_ms = self.clock.ms() - timing.started;
         let reason = match echo(messages, options, on_event) {
             Flow::Continue => self.answer(messages, draft, &mut writer, options, &mut timing, on_event)?,
@@ -78,7 +78,7 @@ impl Runner {
         Ok(writer.into_result(reason))
     }
 
-    /// Look at the pictures, read the prompt, write the reply and remember both.
+    /// Encode pictures and sound, read the prompt, write the reply and remember both.
     fn answer(
         &mut self,
         messages: &[Message],
@@ -103,7 +103,7 @@ impl Runner {
         Ok(reason)
     }
 
-    /// The rows of the prompt's pictures, or why looking at them was cut short.
+    /// The rows of the prompt's pictures and sounds, or why encoding them was cut short.
     fn see(
         &mut self,
         draft: &Draft,
@@ -112,7 +112,7 @@ impl Runner {
     ) -> Result<std::result::Result<Vec<Arc<Embedding>>, StopReason>> {
         let cancel = self.cancel.clone();
         let mut stopped = None;
-        let seen = self.look_at(&draft.pictures, &mut |done, total| {
+        let seen = self.look_at(&draft.media, &mut |done, total| {
             stopped = interruption(&cancel, on_event(Event::Images { done, total }));
             if stopped.is_some() { Flow::Stop } else { Flow::Continue }
         })?;

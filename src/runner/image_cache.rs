@@ -1,11 +1,11 @@
-//! Rows of pictures that were encoded before.
+//! Rows of pictures and audio clips that were encoded before.
 
 use crate::media::Embedding;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Keeps the most recently used embeddings, up to a number of bytes. Keys are full hashes of pixels, options and model,
-/// so that a hit is the same picture.
+/// Keeps the most recently used embeddings, up to a number of bytes. Keys are full hashes of pixels or samples, options
+/// and model, so that a hit is the same picture or sound.
 #[derive(Debug, Default)]
 pub(super) struct ImageCache {
     limit: usize,

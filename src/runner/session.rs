@@ -1,18 +1,17 @@
 //! The `Runner`: a model, a conversation, and the single steps they are made of.
 
-use super::audio::{Audio, AudioParts};
 use super::conversation::{Conversation, Reply, Turn};
 use super::decoder::{Decoder, DecoderParts, DecodingMode, Progress};
 use super::eval::{self, EvalOptions, EvalProgress, Perplexity};
 use super::event::{CancelHandle, Flow};
+use super::media::{Draft, Media};
+use super::media_encoder::{MediaParts, MediaProcessor};
 use super::options::{GenerateOptions, RunnerOptions, SamplingOptions};
-use super::pictures::{Draft, Vision};
 use super::requant::RequantRounding;
 use super::sampler::Sampler;
 use super::sequence::Sequence;
 use super::stats::{Clock, TotalStats};
 use super::token_embedding::TokenEmbedding;
-use super::vision::VisionParts;
 use crate::artefact::{Artefact, GenerationDefaults, TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use crate::chat::{ChatTemplate, Message, PromptEncoder, RenderOptions, Tokenizer};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
@@ -28,15 +27,14 @@ pub(super) const COMPAT_PREFIX: &str = "upstream:";
 
 /// A conversation with a model.
 ///
-/// The runner keeps the messages of the history, the encoded rows of its pictures and the sampled ids of every reply. Each run renders the whole
-/// history with the new messages, compares it with what the KV cache holds, and computes only what is new, so the
-/// cache always equals what the chat template renders, token for token.
+/// The runner keeps the messages of the history, the encoded rows of its pictures and sounds, and the sampled ids of every
+/// reply. Each run renders the whole history with the new messages, compares it with what the KV cache holds, and computes
+/// only what is new, so the cache always equals what the chat template renders, token for token.
 ///
 /// One thread at a time; it may move between threads. Only [`CancelHandle`] is for other threads.
 pub struct Runner {
     pub(super) decoder: Decoder,
-    pub(super) vision: Option<Vision>,
-    pub(super) audio: Option<Audio>,
+    pub(super) media: Option<Media>,
     pub(super) encoder: PromptEncoder,
     pub(super) render_options: RenderOptions,
     pub(super) eos_ids: Vec<u32>,
@@ -69,10 +67,8 @@ pub struct RunnerParts {
     pub system_prompt: Option<String>,
     /// The loaded component `tok_embedding`, if the decoder takes embeddings.
     pub token_embedding: Option<Box<dyn LoadedComponent>>,
-    /// What looks at pictures, if the model takes any.
-    pub vision: Option<VisionParts>,
-    /// What listens to audio, if the model takes any.
-    pub audio: Option<AudioParts>,
+    /// What looks at pictures or listens to sound, if the model takes either.
+    pub media: Option<MediaParts>,
     /// The loaded evictor of an attention sink: the conversation may then be longer than the context.
     pub evictor: Option<Box<dyn LoadedComponent>>,
     /// Which graphs of the decoder run.
@@ -93,8 +89,7 @@ impl RunnerParts {
             eos_ids: Vec::new(),
             system_prompt: None,
             token_embedding: None,
-            vision: None,
-            audio: None,
+            media: None,
             evictor: None,
             decoding: DecodingMode::default(),
             requant: RequantRounding::default(),
@@ -148,11 +143,10 @@ impl Runner {
             (components.join().unwrap_or_else(panicked), tokenizer)
         });
         let (component, token_embedding, encoder) = components?;
-        let vision = match (encoder, &manifest.image) {
-            (Some(encoder), Some(image)) => Some(VisionParts {
+        let media = match (encoder, &manifest.image) {
+            (Some(encoder), Some(image)) => Some(MediaParts {
                 encoder,
-                processor: image.processor.clone(),
-                tiling: tiling(options),
+                processor: MediaProcessor::Image { processor: image.processor.clone(), tiling: tiling(options) },
                 markup: image.markup.clone(),
                 model_key: Sha256::digest(manifest.component(VISION_ENCODER)?.sha256.as_bytes()).into(),
                 cache_bytes: options.image_cache_bytes,
@@ -170,7 +164,7 @@ impl Runner {
             template_variables: options.template_variables.clone(),
             system_prompt: options.system_prompt.clone(),
             token_embedding,
-            vision,
+            media,
             decoding: options.decoding,
             requant: options.requant_rounding,
             ..RunnerParts::new(component, tokenizer)
@@ -198,9 +192,8 @@ impl Runner {
             mode: parts.decoding,
             requant: parts.requant,
         })?;
-        let vision = parts.vision.map(|vision| Vision::new(vision, &parts.tokenizer)).transpose()?;
-        let audio = parts.audio.map(|audio| Audio::new(audio, &parts.tokenizer)).transpose()?;
-        check_widths(&decoder, vision.as_ref(), audio.as_ref())?;
+        let media = parts.media.map(|media| Media::new(media, &parts.tokenizer)).transpose()?;
+        check_widths(&decoder, media.as_ref())?;
         let mut eos_ids = [parts.tokenizer.eos_ids(), &parts.eos_ids].concat();
         eos_ids.sort_unstable();
         eos_ids.dedup();
@@ -208,8 +201,7 @@ impl Runner {
         let loaded_ms = clock.ms();
         Ok(Self {
             decoder,
-            vision,
-            audio,
+            media,
             encoder,
             render_options: RenderOptions { extra: parts.template_variables, now: Some(now()), ..Default::default() },
             eos_ids,
@@ -275,7 +267,7 @@ impl Runner {
     }
 
     /// The tokens of the history: what the template renders for it, up to and including the last sampled token. A row of
-    /// a picture counts as its placeholder token.
+    /// a picture or of sound counts as its placeholder token.
     pub fn history_tokens(&self) -> &[u32] {
         self.conversation.tokens().ids()
     }
@@ -310,16 +302,16 @@ impl Runner {
     }
 
     /// The text a run with these new messages would process: the whole history, with the opening of the next reply.
-    /// Where a picture stands it shows what the template writes there.
+    /// Where a picture or sound stands it shows what the template writes there.
     ///
     /// # Errors
-    /// What the template raises; [`Error::Unsupported`] for pictures in a model that takes none.
+    /// What the template raises; [`Error::Unsupported`] for pictures or audio in a model that takes none.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
         Ok(self.draft(messages)?.prompt.text)
     }
 
-    /// The tokens a run with these new messages would process, history included. A picture has one placeholder token for
-    /// each of its rows; no picture is encoded for this.
+    /// The tokens a run with these new messages would process, history included. A picture or audio clip
+    /// has one placeholder token for each of its rows; none is encoded for this.
     ///
     /// # Errors
     /// As [`render`](Self::render).
@@ -349,7 +341,7 @@ impl Runner {
         self.step_to_sequence(Sequence::from_ids(prompt.to_vec()))
     }
 
-    /// Single step: make the history exactly the prompt of these new messages, pictures encoded and in their places;
+    /// Single step: make the history exactly the prompt of these new messages, their media encoded and in their places;
     /// otherwise as [`prefill_prompt`](Self::prefill_prompt).
     ///
     /// # Errors
@@ -360,7 +352,7 @@ impl Runner {
         self.check_fits(&draft)?;
         let cancel = self.cancel.clone();
         let seen =
-            self.look_at(&draft.pictures, &mut |_, _| if cancel.is_cancelled() { Flow::Stop } else { Flow::Continue });
+            self.look_at(&draft.media, &mut |_, _| if cancel.is_cancelled() { Flow::Stop } else { Flow::Continue });
         let Some((embeddings, _)) = seen? else {
             self.cancel.clear();
             return Err(Error::Cancelled);
@@ -423,7 +415,7 @@ impl Runner {
         }
         self.decoder.check_ids(reply)?;
         let draft = self.draft(messages)?;
-        let seen = self.look_at(&draft.pictures, &mut |_, _| Flow::Continue)?;
+        let seen = self.look_at(&draft.media, &mut |_, _| Flow::Continue)?;
         let (embeddings, _) = seen.ok_or_else(|| Error::internal("encoding stopped by itself"))?;
         let messages = Self::with_rows(messages, of_new_messages(messages, &embeddings));
         let mut tokens = draft.with_rows(&embeddings);
@@ -545,9 +537,9 @@ pub(super) struct Fed {
     pub complete: bool,
 }
 
-/// The pictures of new messages are the last of a conversation.
+/// The pictures and sounds of new messages are the last of a conversation.
 pub(super) fn of_new_messages<'e, T>(new: &[Message], all: &'e [T]) -> &'e [T] {
-    let count = new.iter().flat_map(|message| &message.parts).filter(|part| part.is_image()).count();
+    let count = new.iter().flat_map(|message| &message.parts).filter(|part| part.is_media()).count();
     all.get(all.len().saturating_sub(count)..).unwrap_or_default()
 }
 
@@ -561,23 +553,17 @@ pub(super) fn tiling(options: &RunnerOptions) -> Tiling {
 }
 
 /// Encoder and decoder must agree on the width of rows.
-fn check_widths(decoder: &Decoder, vision: Option<&Vision>, audio: Option<&Audio>) -> Result<()> {
-    let (kind, rows) = match (vision, audio) {
-        (None, None) => return Ok(()),
-        (Some(vision), None) => ("vision", vision.encoder.width()),
-        (None, Some(audio)) => ("audio", audio.encoder.width()),
-        (Some(_), Some(_)) => {
-            return Err(Error::Unsupported("a model with both a vision and an audio encoder cannot be run".into()));
-        }
-    };
+fn check_widths(decoder: &Decoder, media: Option<&Media>) -> Result<()> {
+    let Some(media) = media else { return Ok(()) };
+    let rows = media.encoder.width();
     match decoder.contract().hidden_size() {
         Some(width) if width == rows => Ok(()),
         Some(width) => Err(Error::invalid(format!(
-            "the {kind} encoder gives rows of {rows} numbers, the text decoder takes {width}"
+            "the encoder of pictures or sound gives rows of {rows} numbers, the text decoder takes {width}"
         ))),
-        None => {
-            Err(Error::invalid(format!("the model has a {kind} encoder, but its text decoder takes token ids only")))
-        }
+        None => Err(Error::invalid(
+            "the model has an encoder of pictures or sound, but its text decoder takes token ids only",
+        )),
     }
 }
 

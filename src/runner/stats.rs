@@ -16,13 +16,13 @@ pub struct TurnStats {
     pub prefilled_tokens: usize,
     /// Tokens sampled, the first and the end-of-sequence token included.
     pub generated_tokens: usize,
-    /// Pictures of the whole prompt, history included.
+    /// Pictures and audio clips of the whole prompt, history included.
     pub images: usize,
-    /// Pictures that were encoded in this turn; the rows of the others were known.
+    /// Pictures and audio clips that were encoded in this turn; the rows of the others were known.
     pub encoded_images: usize,
-    /// Decoded pictures to tiles of the encoder.
+    /// Decoded pictures to tiles of the encoder, samples to its features.
     pub image_preprocess_ms: f64,
-    /// Inside the vision encoder.
+    /// Inside the vision or audio encoder.
     pub image_encode_ms: f64,
     /// Rendering and tokenizing.
     pub encode_ms: f64,

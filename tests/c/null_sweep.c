@@ -51,6 +51,7 @@ int main(int argc, char **argv)
     etg_pixels *pixels = NULL;
     etg_image_processor *image_processor = NULL;
     etg_embedding *embedding = NULL;
+    etg_audio *audio = NULL;
     etg_engine *engine = NULL;
     etg_model_files *model_files = NULL;
     etg_engine_functions functions = etg_engine_functions_init();
@@ -76,6 +77,7 @@ int main(int argc, char **argv)
     etg_pixels *new_pixels = NULL;
     etg_image_processor *new_image_processor = NULL;
     etg_embedding *new_embedding = NULL;
+    etg_audio *new_audio = NULL;
     etg_engine *new_engine = NULL;
     etg_model_files *new_model_files = NULL;
     uint8_t hash[ETG_IMAGE_HASH_BYTES];
@@ -91,7 +93,7 @@ int main(int argc, char **argv)
     /* Not every result has a second pointer beside it. */
     (void)new_messages, (void)new_generate_options, (void)new_runner_options, (void)new_compile_options;
     (void)new_tokenizer, (void)new_detokenizer, (void)new_runner, (void)new_buffer, (void)new_image_options;
-    (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)new_engine, (void)new_model_files, (void)hash;
+    (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)new_audio, (void)new_engine, (void)new_model_files, (void)hash;
 
     if (argc != 3) {
         return 2;
@@ -111,6 +113,7 @@ int main(int argc, char **argv)
     NEEDED(etg_image_processor_open(argv[1], strlen(argv[1]), &image_processor));
     NEEDED(etg_runner_preprocess_image(runner, image, &pixels));
     NEEDED(etg_runner_encode_pixels(runner, pixels, &embedding));
+    NEEDED(etg_audio_from_samples(values, 1, 16000, &audio));
     frame.width = frame.height = frame.y_row_stride = frame.uv_row_stride = 1;
     frame.y = frame.u = frame.v = bytes;
     frame.y_length = frame.u_length = frame.v_length = 1;
@@ -124,6 +127,7 @@ int main(int argc, char **argv)
 
     etg_model_files_free(model_files);
     etg_engine_free(engine);
+    etg_audio_free(audio);
     etg_embedding_free(embedding);
     etg_image_processor_free(image_processor);
     etg_pixels_free(pixels);

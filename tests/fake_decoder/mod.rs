@@ -18,7 +18,10 @@ use std::sync::{Arc, Mutex};
 /// Ids 0..=255 are bytes, then the control tokens.
 pub const IM_START: u32 = 256;
 pub const IM_END: u32 = 257;
-pub const VOCABULARY: usize = 258;
+/// Stands for a row of sound.
+#[allow(dead_code, reason = "most tests are of text")]
+pub const AUDIO: u32 = 258;
+pub const VOCABULARY: usize = 259;
 
 pub const LAYERS: usize = 2;
 pub const HEADS: usize = 2;
@@ -436,7 +439,7 @@ pub fn tokenizer() -> Tokenizer {
     };
     let json = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": [added(IM_START, "<|im_start|>"), added(IM_END, "<|im_end|>")],
+        "added_tokens": [added(IM_START, "<|im_start|>"), added(IM_END, "<|im_end|>"), added(AUDIO, "<|audio|>")],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,

@@ -12,7 +12,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTEXT = 256, PREFILL = 4, VOCABULARY = 600, WIDTH = 2, SIDE = 64, ROWS = 4, FRAMES = 6, BINS = 5, END = 2, SINK = 4, BATCH = 16 };
+enum {
+    CONTEXT = 256,
+    PREFILL = 4,
+    VOCABULARY = 600,
+    WIDTH = 2,
+    SIDE = 64,
+    ROWS = 4,
+    FRAMES = 75,
+    BINS = 160,
+    END = 2,
+    SINK = 4,
+    BATCH = 16
+};
 
 static const uint64_t ONE_TOKEN[] = {1, 1}, TOKENS[] = {1, PREFILL};
 static const uint64_t ONE_STATE[] = {1, 1, WIDTH}, STATES[] = {1, PREFILL, WIDTH};

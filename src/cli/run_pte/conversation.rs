@@ -10,7 +10,7 @@ use super::outputs::Outputs;
 use super::pieces::Pieces;
 use super::tokens;
 use etgenai::chat::{
-    ChatTemplate, ImageMarkup, Message, Part, RenderOptions, TokenizerFormat, messages_with_audio,
+    ChatTemplate, ImageMarkup, Message, Part, RenderOptions, TokenizerFormat, messages_with_audio_placeholders,
     messages_with_placeholders,
 };
 use etgenai::media::TileLayout;
@@ -18,7 +18,6 @@ use etgenai::runner::{Event, Flow, GenerateOptions, Runner, SamplingOptions, Sto
 use etgenai::{Error, Result};
 use log::info;
 use serde_json::Value;
-use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What upstream's sampler keeps of the probability when it does not just take the most likely token.
@@ -101,18 +100,19 @@ impl<'c> Conversation<'c> {
         }
     }
 
-    /// The prompts as messages, pictures and audio in their places.
-    fn messages(&mut self, prompts: &[String]) -> Result<Vec<Message>> {
-        let given = |path: &'c Option<PathBuf>, missing: &str| path.as_deref().ok_or_else(|| Error::invalid(missing));
+    /// The prompts as messages, pictures or sound in their places. As with upstream's runner, files of the other kind are
+    /// not looked at.
+    fn messages(&self, prompts: &[String]) -> Result<Vec<Message>> {
+        let Flags { images, audio, .. } = self.flags;
         if let Some((side, ..)) = self.runner.image_geometry() {
-            let path = given(&self.flags.images, "--image_path is missing: this model looks at pictures")?;
+            let path = images.as_deref();
+            let path = path.ok_or_else(|| Error::invalid("--image_path is missing: this model looks at pictures"))?;
             return messages_with_placeholders(prompts, inputs::pictures(path, side)?);
         }
-        if let Some(shape) = self.runner.audio_shape() {
-            let path = given(&self.flags.audio, "--audio_path is missing: this model listens to audio")?;
-            let features = inputs::features(path, shape.iter().product())?;
-            let rows = features.iter().map(|features| self.runner.encode_audio(features));
-            return messages_with_audio(prompts, rows.collect::<Result<_>>()?);
+        if let Some((features, ..)) = self.runner.audio_geometry() {
+            let path = audio.as_deref();
+            let path = path.ok_or_else(|| Error::invalid("--audio_path is missing: this model listens to audio"))?;
+            return messages_with_audio_placeholders(prompts, inputs::audio(path, features)?);
         }
         Ok(prompts.iter().map(Message::user).collect())
     }
@@ -174,10 +174,10 @@ impl<'c> Conversation<'c> {
         Ok(turn)
     }
 
-    /// The text of a turn as the runners repeat it: formatted, without what stands for the rows of pictures.
+    /// The text of a turn as the runners repeat it: formatted, without what stands for the rows of pictures and sound.
     fn echo(&self, message: &Message) -> Result<String> {
         let mut message = message.clone();
-        for part in message.parts.iter_mut().filter(|part| part.is_image()) {
+        for part in message.parts.iter_mut().filter(|part| part.is_media()) {
             *part = Part::Text(self.around_rows()?);
         }
         let system = Some(&self.flags.system_prompt).filter(|prompt| !prompt.is_empty()).map(Message::system);
@@ -185,12 +185,12 @@ impl<'c> Conversation<'c> {
         self.template.render(&messages, &RenderOptions::default())
     }
 
-    /// The tokens around the rows of a picture or of audio.
+    /// The tokens around the rows of a picture or of sound.
     fn around_rows(&self) -> Result<String> {
         let markup = match self.flags.version.as_str() {
             "smolvlm" => ImageMarkup::smol_vlm(),
-            "internvl3" => ImageMarkup::intern_vl(),
-            _ => ImageMarkup::granite_speech(),
+            "granite_speech" => ImageMarkup::granite_speech(),
+            _ => ImageMarkup::intern_vl(),
         };
         Ok(markup.expand(TileLayout::WHOLE, 1)?.replace(markup.row_token(), ""))
     }

@@ -43,7 +43,7 @@ pub const DECLARED: &[Flag] = &[
     value("tokenized_prompt", "", "Instead of prompts: a file of token ids, 64-bit little-endian"),
     value("system_prompt", "", "System prompt, in the way of the prompt format"),
     value("image_path", "", "List of pictures (lines of paths): image files or raw f32 tensors; or one picture itself"),
-    value("audio_path", "", "List of audio inputs: raw f32 features of exactly the encoder's size; or one itself"),
+    value("audio_path", "", "List of audio clips: WAV files or raw f32 features; or one of them itself"),
     value("temperature", "0", "0 picks the most likely token"),
     value("seq_len", "128", "Most tokens of the conversation, prompts and replies together; 0 is the context length"),
     value("eval_mode", "1", "0 kv, 1 hybrid (prefill and kv), 2 lookahead"),

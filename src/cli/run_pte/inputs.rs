@@ -1,6 +1,6 @@
-//! What a conversation is given in files: pictures, audio features and token ids.
+//! What a conversation is given in files: pictures, sound and token ids.
 
-use etgenai::media::{DecodeOptions, Image};
+use etgenai::media::{Audio, DecodeOptions, Image};
 use etgenai::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -13,46 +13,86 @@ use std::path::{Path, PathBuf};
 /// [`Error::NotFound`] or [`Error::Io`] naming the file, [`Error::InvalidArgument`] for a file that is neither, with both
 /// sizes.
 pub fn pictures(path: &Path, side: usize) -> Result<Vec<Image>> {
-    let bytes = read(path)?;
-    if let Some(picture) = picture_in(path, &bytes, side)? {
-        return Ok(vec![picture]);
-    }
-    let list = String::from_utf8(bytes)
-        .map_err(|_| Error::format(path, "content", "neither a picture, nor a tensor, nor a list of paths"))?;
-    listed(&list).iter().map(|path| picture(path, side)).collect()
+    let tensor = 3usize.saturating_mul(side).saturating_mul(side);
+    let kind = Kind { name: "picture", tensor, shape: format!("3 x {side} x {side}"), is_encoded: is_picture };
+    let image = |file: Given| match file.tensor {
+        Some(values) => Image::from_tensor(values, [1, 3, side, side]),
+        None => Image::open(&file.path, &DecodeOptions::default()),
+    };
+    files(path, &kind)?.into_iter().map(image).collect()
 }
 
-/// The features of the audio that `--audio_path` means: those a list file names, or the file itself if it holds exactly
-/// `values` f32 numbers.
+/// The audio clips that `--audio_path` means: those a list file names, or the file itself if it is one.
+///
+/// `features`: numbers of an input of the encoder. A file of exactly as many f32 is such an input; a WAV file is decoded.
 ///
 /// # Errors
 /// As [`pictures`].
-pub fn features(path: &Path, values: usize) -> Result<Vec<Vec<f32>>> {
-    let size = values.saturating_mul(size_of::<f32>());
-    let bytes = read(path)?;
-    if bytes.len() == size {
-        return Ok(vec![floats(&bytes)]);
-    }
-    let list = String::from_utf8(bytes)
-        .map_err(|_| Error::format(path, "content", "neither audio features nor a list of paths"))?;
-    let listed = listed(&list);
-    let features = listed.iter().map(|path| {
-        let bytes = read(path)?;
-        match bytes.len() == size {
-            true => Ok(floats(&bytes)),
-            false => {
-                let (path, have) = (path.display(), bytes.len());
-                Err(Error::invalid(format!(
-                    "{path}: {have} bytes are not the {size} bytes of the encoder's f32 features"
-                )))
-            }
+pub fn audio(path: &Path, features: usize) -> Result<Vec<Audio>> {
+    let kind = Kind { name: "WAV file", tensor: features, shape: format!("of {features} numbers"), is_encoded: is_wav };
+    let clip = |file: Given| match file.tensor {
+        Some(values) => {
+            Audio::from_features(values).map_err(|error| Error::invalid(format!("{}: {error}", file.path.display())))
         }
-    });
-    features.collect()
+        None => Audio::open(&file.path),
+    };
+    files(path, &kind)?.into_iter().map(clip).collect()
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap_or_default())).collect()
+/// What a file of a list may hold.
+struct Kind {
+    name: &'static str,
+    /// Numbers of a ready tensor, and what it is like.
+    tensor: usize,
+    shape: String,
+    /// Whether a file begins like one that is decoded.
+    is_encoded: fn(&[u8]) -> bool,
+}
+
+/// A file that holds a tensor, or else is to be decoded.
+struct Given {
+    path: PathBuf,
+    tensor: Option<Vec<f32>>,
+}
+
+/// What `path` holds, or the files of the list that it is.
+fn files(path: &Path, kind: &Kind) -> Result<Vec<Given>> {
+    let bytes = read(path)?;
+    if let Some(file) = kind.recognize(path, &bytes) {
+        return Ok(vec![file]);
+    }
+    let list = String::from_utf8(bytes).map_err(|_| {
+        Error::format(path, "content", format!("neither a {}, nor a tensor, nor a list of paths", kind.name))
+    })?;
+    let file = |path: PathBuf| {
+        let bytes = read(&path)?;
+        kind.recognize(&path, &bytes).ok_or_else(|| {
+            let (have, want) = (bytes.len(), kind.tensor_bytes());
+            Error::invalid(format!(
+                "{}: {have} bytes are neither a {} nor the {want} bytes of a f32 tensor {}",
+                path.display(),
+                kind.name,
+                kind.shape
+            ))
+        })
+    };
+    listed(&list).into_iter().map(file).collect()
+}
+
+impl Kind {
+    fn tensor_bytes(&self) -> usize {
+        self.tensor.saturating_mul(size_of::<f32>())
+    }
+
+    /// What a file is, if it looks like either.
+    fn recognize(&self, path: &Path, bytes: &[u8]) -> Option<Given> {
+        let path = path.to_owned();
+        if bytes.len() == self.tensor_bytes() {
+            let words = bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap_or_default()));
+            return Some(Given { path, tensor: Some(words.collect()) });
+        }
+        (self.is_encoded)(bytes).then_some(Given { path, tensor: None })
+    }
 }
 
 /// Paths in a list: lines of them with single spaces between. A line that is a file as a whole is one path, spaces and all.
@@ -65,39 +105,16 @@ fn listed(list: &str) -> Vec<PathBuf> {
     paths.map(PathBuf::from).collect()
 }
 
-fn picture(path: &Path, side: usize) -> Result<Image> {
-    let bytes = read(path)?;
-    picture_in(path, &bytes, side)?.ok_or_else(|| {
-        let (have, want) = (bytes.len(), tensor_bytes(side));
-        Error::invalid(format!(
-            "{}: {have} bytes are neither a picture nor the {want} bytes of a f32 tensor 3 x {side} x {side}",
-            path.display()
-        ))
-    })
-}
-
-/// The picture a file holds, if it looks like holding one.
-fn picture_in(path: &Path, bytes: &[u8], side: usize) -> Result<Option<Image>> {
-    if bytes.len() == tensor_bytes(side) {
-        let values =
-            bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap_or_default())).collect();
-        return Image::from_tensor(values, [1, 3, side, side]).map(Some);
-    }
-    if !is_picture(bytes) {
-        return Ok(None);
-    }
-    Image::open(path, &DecodeOptions::default()).map(Some)
-}
-
-fn tensor_bytes(side: usize) -> usize {
-    3usize.saturating_mul(side).saturating_mul(side).saturating_mul(size_of::<f32>())
-}
-
 /// Whether a file begins like JPEG, PNG, GIF, BMP or WebP.
 fn is_picture(bytes: &[u8]) -> bool {
     const BEGINNINGS: [&[u8]; 5] = [b"\xFF\xD8\xFF", b"\x89PNG\r\n\x1A\n", b"GIF87a", b"GIF89a", b"BM"];
     let is_webp = bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP");
     is_webp || BEGINNINGS.iter().any(|beginning| bytes.starts_with(beginning))
+}
+
+/// Whether a file begins like WAV.
+fn is_wav(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WAVE")
 }
 
 /// The token ids of a file: 64-bit little-endian, nothing else.
@@ -185,14 +202,23 @@ mod tests {
     }
 
     #[test]
-    fn audio_features_have_exactly_the_encoders_size() {
+    fn features_and_wav_files_mix() {
         let folder = folder();
-        let raw = write(&folder, "a.raw", &tensor(3.0));
-        let list = write(&folder, "list.txt", format!("{0}\n{0}", raw.display()).as_bytes());
-        assert_eq!(features(&raw, 12).unwrap(), [(3..15u8).map(f32::from).collect::<Vec<_>>()]);
-        assert_eq!(features(&list, 12).unwrap().len(), 2);
-        let error = features(&list, 13).unwrap_err().to_string();
-        assert!(error.contains("48 bytes are not the 52 bytes of the encoder's f32 features"), "{error}");
+        let raw = write(&folder, "a.raw", &tensor(1.0));
+        let wav = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/media/chirp_16k_21920.wav");
+        let list = write(&folder, "list.txt", format!("{}\n{}\n", raw.display(), wav.display()).as_bytes());
+        let [a, b] = &audio(&list, 12).unwrap()[..] else { panic!("two clips") };
+        assert_eq!(a.features().map(|values| (values.len(), values[11])), Some((12, 12.0)));
+        assert_eq!(b.samples().map(|(samples, rate)| (samples.len(), rate)), Some((21_920, 16_000)));
+        assert_eq!(audio(&raw, 12).unwrap(), std::slice::from_ref(a));
+        assert_eq!(audio(&wav, 12).unwrap(), std::slice::from_ref(b));
+        let error = audio(&list, 13).unwrap_err().to_string();
+        assert!(error.contains("48 bytes are neither a WAV file nor the 52 bytes of a f32 tensor of 13"), "{error}");
+        let nan = write(&folder, "nan.raw", &[f32::NAN.to_le_bytes(); 12].concat());
+        let error = audio(&nan, 12).unwrap_err().to_string();
+        assert!(error.contains("nan.raw") && error.contains("number 0 of the features is NaN"), "{error}");
+        let damaged = write(&folder, "damaged.wav", b"RIFF....WAVE....");
+        assert!(audio(&damaged, 12).is_err());
     }
 
     #[test]
