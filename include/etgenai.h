@@ -326,7 +326,8 @@
 #define ETG_EVENT_TEXT 4
 
 /**
- * Event: `done` of `total` tiles of new pictures are encoded; pictures whose rows are known do not count.
+ * Event: `done` of `total` tiles of new pictures are encoded, a sound counting as one; those whose rows are known do not
+ * count.
  */
 #define ETG_EVENT_IMAGES 6
 
@@ -392,6 +393,12 @@
 #define ETG_STAGE_FINISH 3
 
 /**
+ * A piece of sound: samples of one channel, or a ready encoder tensor. It never changes, and may serve any number of
+ * messages, runners and threads at once.
+ */
+typedef struct etg_audio etg_audio;
+
+/**
  * Text or token ids that a call returned. Read it with `etg_buffer_text` or `etg_buffer_ids`, free it with
  * `etg_buffer_free`.
  */
@@ -408,7 +415,7 @@ typedef struct etg_compile_options etg_compile_options;
 typedef struct etg_detokenizer etg_detokenizer;
 
 /**
- * What a vision encoder made of a picture: rows that stand in the prompt in its place. It never changes, and may serve
+ * What an encoder made of a picture or of sound: rows that stand in the prompt in its place. It never changes, and may serve
  * any number of messages, runners of the same model and threads at once.
  */
 typedef struct etg_embedding etg_embedding;
@@ -441,14 +448,14 @@ typedef struct etg_image_options etg_image_options;
 typedef struct etg_image_processor etg_image_processor;
 
 /**
- * A list of messages, each a role and its parts (text, pictures) in order. Text is never scanned for markers and never
+ * A list of messages, each a role and its parts (text, pictures, sound) in order. Text is never scanned for markers and never
  * becomes control tokens.
  */
 typedef struct etg_messages etg_messages;
 
 /**
- * The files of a model as upstream's exporter writes them: a text decoder, and for models with pictures a token embedding
- * and a vision encoder, each of which can be replaced by itself; and a tokenizer. Read when a runner is opened.
+ * The files of a model as upstream's exporter writes them: a text decoder, and for models with pictures or sound a token
+ * embedding and a vision or audio encoder, each of which can be replaced by itself; and a tokenizer. Read when a runner is opened.
  */
 typedef struct etg_model_files etg_model_files;
 
@@ -693,11 +700,11 @@ typedef struct etg_turn_result {
      */
     int32_t reserved;
     /**
-     * Pictures of the whole prompt, history included.
+     * Pictures and sounds of the whole prompt, history included.
      */
     uint64_t images;
     /**
-     * Pictures that were encoded in this turn; the rows of the others were known.
+     * Pictures and sounds that were encoded in this turn; the rows of the others were known.
      */
     uint64_t encoded_images;
     /**
@@ -1283,10 +1290,97 @@ int32_t etg_image_processor_process(const struct etg_image_processor *processor,
                                     struct etg_pixels **pixels_out);
 
 /**
+ * Decode sound from the bytes of a WAV file: PCM of 8, 16, 24 or 32 bits, or 32-bit floating point, at any rate from
+ * 1,000 to 768,000 Hz. Several channels become one, their average.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the bytes are not kept. `*audio_out` is the caller's; free it with `etg_audio_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, more than 256 MiB or 2^26 samples a channel, a sample that is not
+ *   finite), `ETG_ERROR_UNSUPPORTED` (another format or encoding), `ETG_ERROR_FORMAT` (empty, truncated or corrupt).
+ * - After a failure: nothing was made, `*audio_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_audio_from_encoded(const uint8_t *bytes,
+                               size_t length,
+                               struct etg_audio **audio_out);
+
+/**
+ * Decode a WAV file; as `etg_audio_from_encoded`.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*audio_out` is the caller's; free it with `etg_audio_free`.
+ * - Codes: as `etg_audio_from_encoded`, and `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`; the message names the file.
+ * - After a failure: nothing was made, `*audio_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_audio_from_file(const char *path,
+                            size_t path_length,
+                            struct etg_audio **audio_out);
+
+/**
+ * Make sound of samples of one channel, full scale -1 to 1, at `sample_rate` Hz. Each model resamples it to its own rate.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the samples are copied. `*audio_out` is the caller's; free it with `etg_audio_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, no samples, a sample that is not finite, a rate outside of 1,000 to
+ *   768,000 Hz; the message has the number).
+ * - After a failure: nothing was made, `*audio_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_audio_from_samples(const float *samples,
+                               size_t sample_count,
+                               uint32_t sample_rate,
+                               struct etg_audio **audio_out);
+
+/**
+ * Make sound of features that are ready for the encoder, in the order of its input; preprocessing passes them on as they
+ * are. A model takes as many as `etg_runner_audio_geometry` says, which is checked when messages are used.
+ *
+ * - Threads: any, several at once.
+ * - Owns: the features are copied. `*audio_out` is the caller's; free it with `etg_audio_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, no features, one that is not finite).
+ * - After a failure: nothing was made, `*audio_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_audio_from_features(const float *features,
+                                size_t feature_count,
+                                struct etg_audio **audio_out);
+
+/**
+ * The samples of one channel, and how many of them are a second.
+ *
+ * - Threads: any, also several at once.
+ * - Owns: `*samples_out` is borrowed from the sound and lives until `etg_audio_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (it was made from features).
+ * - After a failure: `*samples_out` is NULL and the numbers are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_audio_samples(const struct etg_audio *audio,
+                          const float **samples_out,
+                          size_t *sample_count_out,
+                          uint32_t *sample_rate_out);
+
+/**
+ * Free a piece of sound. NULL is allowed and does nothing.
+ *
+ * - Threads: any; messages that hold the sound keep it.
+ * - Owns: takes the sound back; what was borrowed from it is gone.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_audio_free(struct etg_audio *audio);
+
+/**
  * Make an embedding from rows that `etg_embedding_rows` gave before, or that another encoder made: `row_count` rows of
  * `width` floats, tile after tile, each tile with the same number of rows. The tiles lie in `tile_rows` rows of
  * `tile_cols` crops, with the overview of the whole picture as the last tile if `overview` is 1; a picture that is not
- * cut is 0, 0, 1.
+ * cut, and sound, is 0, 0, 1.
  *
  * - Threads: any, several at once.
  * - Owns: the rows are copied. `*embedding_out` is the caller's; free it with `etg_embedding_free`.
@@ -1409,7 +1503,21 @@ int32_t etg_messages_add_image(struct etg_messages *messages,
                                const struct etg_image *image);
 
 /**
- * Add the rows of a picture that was encoded before to the last message, after the parts it has. Nothing is encoded then.
+ * Add sound to the last message, after the parts it has. The same sound may be added any number of times.
+ *
+ * - Threads: any.
+ * - Owns: the list shares the sound's content; the sound may be freed at once.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_INVALID_STATE` (no message yet).
+ * - After a failure: the list is unchanged. Whether a model takes sound, and of this length, is checked when the messages
+ *   are used.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_messages_add_audio(struct etg_messages *messages,
+                               const struct etg_audio *audio);
+
+/**
+ * Add the rows of a picture or of sound that was encoded before to the last message, after the parts it has. Nothing is encoded then.
  *
  * - Threads: any.
  * - Owns: the list shares the rows; the embedding may be freed at once.
@@ -2017,7 +2125,7 @@ int32_t etg_model_files_set_component_held(struct etg_model_files *files,
 
 /**
  * Set the tokenizer: tokenizer.json, tokenizer.model (SentencePiece or tiktoken), tokenizer.bin (llama2.c), or a folder
- * with one of them. Special tokens, the chat template and the settings of pictures are read from the files beside it
+ * with one of them. Special tokens, the chat template and the settings of pictures and sound are read from the files beside it
  * (tokenizer_config.json, chat_template.jinja, preprocessor_config.json …), as far as they are there.
  *
  * - Threads: any.
@@ -2507,7 +2615,7 @@ int32_t etg_runner_image_geometry(const struct etg_runner *runner,
                                   size_t *width_out);
 
 /**
- * Pictures in the image cache, and the bytes that their rows take. During a run: before it.
+ * Pictures and sounds in the image cache, and the bytes that their rows take. During a run: before it.
  *
  * - Threads: any, at any time.
  * - Owns: nothing.
@@ -2567,27 +2675,8 @@ int32_t etg_runner_encode_image(struct etg_runner *runner,
                                 struct etg_embedding **embedding_out);
 
 /**
- * The rows of audio, to be put into a message like those of a picture (`etg_messages_add_embedding`). `features` is what
- * the audio encoder takes, `value_count` numbers row-major: features that were prepared elsewhere.
- *
- * - Threads: one call at a time per runner.
- * - Owns: the features are not kept; `*embedding_out` is the caller's; free it with `etg_embedding_free`.
- * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of values, one that is not finite; the message has
- *   both numbers and the shape), `ETG_ERROR_UNSUPPORTED` (the model takes no audio), `ETG_ERROR_BUSY`, `ETG_ERROR_ENGINE`,
- *   `ETG_ERROR_INTERNAL`.
- * - After a failure: the conversation is unchanged, `*embedding_out` is NULL if it could be written; after
- *   `ETG_ERROR_INTERNAL` the runner is poisoned and needs `etg_runner_reset`.
- */
-ETG_API
-ETG_MUST_USE
-int32_t etg_runner_encode_audio(struct etg_runner *runner,
-                                const float *features,
-                                size_t value_count,
-                                struct etg_embedding **embedding_out);
-
-/**
  * The embedding rows of tokens, written to the caller's `rows`: `id_count` rows of as many floats as
- * `etg_runner_image_geometry` says, so `value_count` is their product.
+ * `etg_runner_image_geometry` (`etg_runner_audio_geometry`) says, so `value_count` is their product.
  *
  * - Threads: one call at a time per runner.
  * - Owns: the ids are not kept, `rows` stays the caller's.
@@ -2606,13 +2695,13 @@ int32_t etg_runner_embed_tokens(struct etg_runner *runner,
                                 size_t value_count);
 
 /**
- * Put the rows of `embeddings`, in order, in the places of the picture tokens of `ids`. `rows` is what
+ * Put the rows of `embeddings`, in order, in the places of the picture or audio tokens of `ids`. `rows` is what
  * `etg_runner_embed_tokens` gave for `ids`, and is changed in place.
  *
  * - Threads: one call at a time per runner.
  * - Owns: nothing is kept; `rows` stays the caller's.
  * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of values than the ids need, more or fewer
- *   rows than picture tokens; the message has both numbers), `ETG_ERROR_UNSUPPORTED` (the model takes no pictures),
+ *   rows than such tokens; the message has both numbers), `ETG_ERROR_UNSUPPORTED` (the model has no encoder),
  *   `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
  * - After a failure: the runner and `rows` are unchanged.
  */
@@ -2664,20 +2753,101 @@ int32_t etg_runner_prefill_prompt_rows(struct etg_runner *runner,
                                        size_t value_count);
 
 /**
- * Make the history exactly the prompt of these new messages, their pictures encoded (or taken from the image cache) and
+ * Make the history exactly the prompt of these new messages, their pictures and sounds encoded (or taken from the image cache) and
  * in their places, and process what the KV cache does not have yet; afterwards `etg_runner_logits` gives the logits of
  * the last token.
  *
  * - Threads: one call at a time per runner. A cancel is noticed between tiles and between blocks.
  * - Owns: the messages may be freed or changed at once.
- * - Codes: as `etg_runner_render` and `etg_runner_prefill`, and `ETG_ERROR_UNSUPPORTED` (pictures in a model that takes
- *   none).
+ * - Codes: as `etg_runner_render` and `etg_runner_prefill`, and `ETG_ERROR_UNSUPPORTED` (pictures or audio in a model that
+ *   takes none).
  * - After a failure: as `etg_runner_prefill`.
  */
 ETG_API
 ETG_MUST_USE
 int32_t etg_runner_prefill_messages(struct etg_runner *runner,
                                     const struct etg_messages *messages);
+
+/**
+ * Whether the model takes audio (1) or not (0).
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the runner is unchanged, `*audio_out` is 0 if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_takes_audio(const struct etg_runner *runner,
+                               int32_t *audio_out);
+
+/**
+ * What the model makes of a piece of sound: the features its encoder takes, the rows (and prompt tokens) it makes of
+ * them, and the floats of a row.
+ *
+ * - Threads: any, at any time.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live), `ETG_ERROR_UNSUPPORTED` (the model takes no audio).
+ * - After a failure: the runner is unchanged, the results are 0 if they could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_audio_geometry(const struct etg_runner *runner,
+                                  size_t *feature_count_out,
+                                  size_t *row_count_out,
+                                  size_t *width_out);
+
+/**
+ * Features of sound as the encoder takes them, written to the caller's `features`: as many floats as
+ * `etg_runner_audio_geometry` says.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `features` stays the caller's.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, sound that is too long or another number of features; the
+ *   message has both numbers), `ETG_ERROR_UNSUPPORTED` (the model takes no audio, or features of another kind),
+ *   `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`.
+ * - After a failure: the runner and `features` are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_preprocess_audio(struct etg_runner *runner,
+                                    const struct etg_audio *audio,
+                                    float *features,
+                                    size_t feature_count);
+
+/**
+ * Run the encoder once over one ready-made input: features of sound, or one tile [3, side, side] of a picture. The cache
+ * is not used.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: the features are not kept. `*embedding_out` is the caller's; free it with `etg_embedding_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, another number of features than the encoder takes; the message
+ *   has both), `ETG_ERROR_UNSUPPORTED` (the model has no encoder), `ETG_ERROR_BUSY`, `ETG_ERROR_POISONED`,
+ *   `ETG_ERROR_ENGINE`, `ETG_ERROR_INTERNAL`.
+ * - After a failure: the conversation is unchanged, `*embedding_out` is NULL if it could be written; after
+ *   `ETG_ERROR_INTERNAL` the runner is poisoned and needs `etg_runner_reset`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_encode_features(struct etg_runner *runner,
+                                   const float *features,
+                                   size_t feature_count,
+                                   struct etg_embedding **embedding_out);
+
+/**
+ * The rows of sound, from the cache or, preprocessed and encoded, from the encoder. Add them to messages in place of the
+ * sound, of this runner or of another one of the same model, and nothing is encoded there.
+ *
+ * - Threads: one call at a time per runner.
+ * - Owns: `*embedding_out` is the caller's; free it with `etg_embedding_free`. Sound and runner may be freed first.
+ * - Codes: as `etg_runner_preprocess_audio` and `etg_runner_encode_features`.
+ * - After a failure: as `etg_runner_encode_features`.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_runner_encode_audio(struct etg_runner *runner,
+                                const struct etg_audio *audio,
+                                struct etg_embedding **embedding_out);
 
 /**
  * Open the tokenizer of a compiled model folder, without its weights; or a tokenizer file: `tokenizer.json`, tiktoken's or

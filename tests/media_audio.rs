@@ -90,15 +90,11 @@ fn every_encoding_gives_the_same_samples() {
 
 #[test]
 fn another_sample_rate_is_resampled() {
-    // The chirp of the golden, three times as dense.
-    let chirp = Audio::open(&fixture(CHIRP)).unwrap();
-    let (dense, _) = chirp.samples().unwrap();
     let tone = |rate: u32| -> Audio {
         let count = rate as usize;
         let value = |at: usize| (at as f64 / f64::from(rate) * 700.0 * std::f64::consts::TAU).sin() as f32 * 0.5;
         Audio::from_samples((0..count).map(value).collect(), rate).unwrap()
     };
-    assert_eq!(dense.len(), 21_920);
     let features = |audio: &Audio| published().process(audio, 60).unwrap().values;
     let native = features(&tone(16_000));
     for rate in [8_000, 22_050, 44_100, 48_000] {

@@ -16,7 +16,8 @@ pub const ETG_EVENT_PREFILL: i32 = 2;
 pub const ETG_EVENT_TOKEN: i32 = 3;
 /// Event: more of the reply (`text`): whole UTF-8 characters, never empty, never a part of a stop string.
 pub const ETG_EVENT_TEXT: i32 = 4;
-/// Event: `done` of `total` tiles of new pictures are encoded; pictures whose rows are known do not count.
+/// Event: `done` of `total` tiles of new pictures are encoded, a sound counting as one; those whose rows are known do not
+/// count.
 pub const ETG_EVENT_IMAGES: i32 = 6;
 /// Event: the last one of every run: `status` is what the call is about to return, `text` the error's message if it is
 /// negative.

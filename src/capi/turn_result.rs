@@ -53,9 +53,9 @@ pub struct etg_turn_result {
     pub has_seed: i32,
     /// 0.
     pub reserved: i32,
-    /// Pictures of the whole prompt, history included.
+    /// Pictures and sounds of the whole prompt, history included.
     pub images: u64,
-    /// Pictures that were encoded in this turn; the rows of the others were known.
+    /// Pictures and sounds that were encoded in this turn; the rows of the others were known.
     pub encoded_images: u64,
     /// Decoded pictures to tiles of the encoder, milliseconds.
     pub image_preprocess_ms: f64,

@@ -19,6 +19,7 @@ mod lookahead;
 mod mask;
 mod media;
 mod media_encoder;
+mod media_steps;
 mod model_files;
 mod options;
 mod reply;

@@ -93,7 +93,8 @@ int main(int argc, char **argv)
     /* Not every result has a second pointer beside it. */
     (void)new_messages, (void)new_generate_options, (void)new_runner_options, (void)new_compile_options;
     (void)new_tokenizer, (void)new_detokenizer, (void)new_runner, (void)new_buffer, (void)new_image_options;
-    (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)new_audio, (void)new_engine, (void)new_model_files, (void)hash;
+    (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)new_audio, (void)new_engine;
+    (void)new_model_files, (void)hash;
 
     if (argc != 3) {
         return 2;
