@@ -184,10 +184,10 @@ const ONE_PICTURE: &str = "rgb_97x61.png";
 
 /// A file that ExecuTorch ships and this project does not: greedy tokens in both modes, and a second turn.
 #[test]
-#[ignore = "needs ETGENAI_STORIES260K_PTE: stories260k_hybrid_llama_qnn.pte of ExecuTorch's examples/qualcomm artefacts"]
+#[ignore = "needs ETGENAI_STORIES260K: stories260k_hybrid_llama_qnn.pte of ExecuTorch's examples/qualcomm artefacts"]
 fn stories260k_goes_on_as_upstream_does() {
-    let file = std::env::var_os("ETGENAI_STORIES260K_PTE").expect(
-        "set ETGENAI_STORIES260K_PTE to stories260k_hybrid_llama_qnn.pte of \
+    let file = std::env::var_os("ETGENAI_STORIES260K").expect(
+        "set ETGENAI_STORIES260K to stories260k_hybrid_llama_qnn.pte of \
          examples/qualcomm/oss_scripts/llama/artifacts in ExecuTorch's repository",
     );
     let expected = [
