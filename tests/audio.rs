@@ -81,10 +81,12 @@ impl LoadedComponent for States {
     }
 }
 
+type Compute = dyn FnMut(&TensorView<'_>) -> Vec<f32> + Send;
+
 /// A component of one input and one output, whose numbers `compute` makes.
 struct Simple {
     graphs: Vec<GraphSignature>,
-    compute: Box<dyn FnMut(&TensorView<'_>) -> Vec<f32> + Send>,
+    compute: Box<Compute>,
 }
 
 impl LoadedComponent for Simple {
