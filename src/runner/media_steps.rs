@@ -156,7 +156,7 @@ impl Runner {
         if slots.len() != given || embeddings.iter().any(|embedding| embedding.width() != width) {
             let slots = slots.len();
             return Err(Error::invalid(format!(
-                "the prompt has {slots} slots for rows of {width} numbers, the embeddings have {given}"
+                "the prompt has {slots} slots for rows of {width} numbers, the embeddings have {given} rows"
             )));
         }
         let source = embeddings.iter().flat_map(|embedding| embedding.rows().chunks_exact(width));
