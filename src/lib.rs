@@ -28,6 +28,7 @@ pub mod formats;
 pub mod graph;
 pub mod media;
 pub mod models;
+mod panics;
 pub mod quantize;
 pub mod registry;
 pub mod runner;

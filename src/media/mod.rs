@@ -12,6 +12,7 @@
 
 pub mod audio;
 mod embedding;
+mod hash;
 pub mod image;
 
 pub use audio::{Audio, AudioProcessor, FeatureTensor};

@@ -8,9 +8,8 @@ use super::functions::{slice, text};
 use crate::engine::{ComponentSource, ConstantValue, Engine, ExecuteOptions, LoadedComponent, SourceBytes, SourceData};
 use crate::error::{Error, Result};
 use crate::graph::{TensorInfo, TensorView, TensorViewMut};
-use std::any::Any;
+use crate::panics::catch;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 
@@ -232,7 +231,7 @@ unsafe extern "C" fn close(_: *mut c_void, component: *mut c_void) {
     if !component.is_null() {
         // SAFETY: `load` made it, and this is the last call about it.
         let exported = unsafe { Box::from_raw(component.cast::<Exported>()) };
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(exported)));
+        let _ = catch(|| drop(exported));
     }
 }
 
@@ -240,7 +239,7 @@ unsafe extern "C" fn destroy(user_data: *mut c_void) {
     if !user_data.is_null() {
         // SAFETY: `into_functions` made it, and this is the last call.
         let engine = unsafe { Box::from_raw(user_data.cast::<ExportedEngine>()) };
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
+        let _ = catch(|| drop(engine));
     }
 }
 
@@ -266,7 +265,7 @@ unsafe fn read_source(source: &etg_engine_source) -> Result<ComponentSource> {
 
 /// Run `body`; its failure or panic becomes a code and words.
 fn guard(error: *mut etg_engine_error, body: impl FnOnce() -> Result<()>) -> i32 {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panic_error(&*payload)));
+    let outcome = catch(body).unwrap_or_else(|panicked| Err(panicked.into()));
     let Err(failure) = outcome else { return abi::OK };
     // SAFETY: an error struct of the caller, or NULL.
     unsafe { write_message(error, &failure.to_string()) };
@@ -278,11 +277,6 @@ fn guard(error: *mut etg_engine_error, body: impl FnOnce() -> Result<()>) -> i32
         Error::Unsupported(_) => abi::ERROR_UNSUPPORTED,
         _ => abi::ERROR_FAILED,
     }
-}
-
-fn panic_error(payload: &(dyn Any + Send)) -> Error {
-    let words = payload.downcast_ref::<&str>().copied();
-    Error::internal(words.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic"))
 }
 
 /// # Safety

@@ -57,5 +57,5 @@ unsafe extern "C" fn log(_: *mut c_void, level: i32, message: *const c_char, len
         _ => log::Level::Trace,
     };
     // A logger that panics must not unwind into C.
-    let _ = std::panic::catch_unwind(|| log::log!(level, "{words}"));
+    let _ = crate::panics::catch(|| log::log!(level, "{words}"));
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest, Sha256};
 
+use super::super::hash::update_f32;
 use super::wav;
 use crate::{Error, Result};
 
@@ -138,18 +139,10 @@ impl Content {
                 values
             }
         };
-        let mut block = Vec::with_capacity(HASH_BLOCK * 4);
-        for values in values.chunks(HASH_BLOCK) {
-            block.clear();
-            block.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-            hash.update(&block);
-        }
+        update_f32(&mut hash, values);
         hash.finalize().into()
     }
 }
-
-/// Values that are hashed at a time.
-const HASH_BLOCK: usize = 1024;
 
 impl PartialEq for Audio {
     fn eq(&self, other: &Audio) -> bool {
