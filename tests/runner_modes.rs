@@ -331,6 +331,12 @@ fn a_graph_without_cache_computes_the_whole_text_each_time() {
     assert_eq!(greedy(&whole, &prompt(20), 12), expected, "alone");
     let beside = Shape { context: 40, ..named([1, 40]) };
     assert_eq!(greedy(&beside, &prompt(20), 12), expected, "for the prompt");
+    // It only begins a text: what comes later goes through the graph that has a cache.
+    let (component, control) = FakeDecoder::new(&beside);
+    let mut later = Decoder::new(Box::new(component), None).expect("decoder");
+    later.prefill(&prompt(20), &mut |_, _| Flow::Continue).expect("prefill");
+    later.prefill(&prompt(3), &mut |_, _| Flow::Continue).expect("a later turn");
+    assert_eq!(control.lock().expect("control").calls, [20, 1, 1, 1]);
     let mut decoder = decoder(&whole);
     decoder.prefill(&prompt(39), &mut |_, _| Flow::Continue).expect("fills the context");
     let error = decoder.decode(1).expect_err("there is no slot left");
