@@ -1,5 +1,6 @@
 //! The f32 reference: runs a graph word for word. It is meant to be read and believed, not to be fast.
 
+use super::grid::Grid;
 use super::ir::{Graph, Node, Op, ValueId, ValueKind};
 use super::reference_ops as ops;
 use super::tensor::{DType, Tensor, TensorInfo, TensorView, TensorViewMut};
@@ -235,6 +236,7 @@ impl Frame<'_> {
             Op::Mul => ops::broadcast(x(0)?, shape(0), x(1)?, shape(1), |a, b| a * b),
             Op::Scale { factor } => ops::map(x(0)?, |v| v * factor),
             Op::SoftCap { cap } => ops::map(x(0)?, |v| cap * (v / cap).tanh()),
+            Op::Sigmoid => ops::map(x(0)?, ops::sigmoid),
             Op::Silu => ops::map(x(0)?, ops::silu),
             Op::Gelu => ops::map(x(0)?, ops::gelu),
             Op::GeluTanh => ops::map(x(0)?, ops::gelu_tanh),
@@ -250,6 +252,16 @@ impl Frame<'_> {
                 ops::mat_mul(x(0)?, x(1)?, ops::MatMulShape { h, g, m, k, n })
             }
             Op::Softmax => ops::softmax(x(0)?, shape(0).last().copied().unwrap_or(1)),
+            Op::MaskedFill { drop } => {
+                let lowest = ops::row_minima(x(0)?, shape(0).last().copied().unwrap_or(1));
+                let masked = ops::map(&lowest, |lowest| lowest - drop);
+                let mask = ops::broadcast(x(0)?, shape(0), x(1)?, shape(1), |_, mask| mask);
+                ops::select(x(0)?, &mask, &masked)
+            }
+            Op::QuantizeDequantize { scale, zero_point, qmin, qmax } => {
+                let grid = Grid::new(*scale, *zero_point, *qmin, *qmax);
+                ops::map(x(0)?, |x| grid.round(x))
+            }
         })
     }
 

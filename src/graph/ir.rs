@@ -80,6 +80,8 @@ pub enum Op {
         /// The cap.
         cap: f32,
     },
+    /// `x` → `1 / (1 + exp(-x))`.
+    Sigmoid,
     /// `x` → `x · sigmoid(x)`.
     Silu,
     /// `x` → exact (erf) GELU.
@@ -112,6 +114,24 @@ pub enum Op {
     MatMul,
     /// Softmax over the last axis.
     Softmax,
+    /// `scores [.., n]`, `mask` as the second operand of [`Op::Add`] → the scores where the mask is 0, and elsewhere the
+    /// smallest score of the row less `drop`: a mask that needs no numbers far outside of what scores are.
+    MaskedFill {
+        /// How far below the smallest score a masked one is.
+        drop: f32,
+    },
+    /// `x` → `(clamp(round(x / scale) + zero_point, qmin, qmax) - zero_point) · scale`, ties to even: what is left of a
+    /// value that was stored as an integer.
+    QuantizeDequantize {
+        /// Distance of two values that can be stored, above 0.
+        scale: f32,
+        /// The integer that means 0.
+        zero_point: i32,
+        /// Smallest integer.
+        qmin: i32,
+        /// Largest integer.
+        qmax: i32,
+    },
 }
 
 impl Op {
@@ -127,6 +147,7 @@ impl Op {
             Op::Mul => "mul",
             Op::Scale { .. } => "scale",
             Op::SoftCap { .. } => "soft_cap",
+            Op::Sigmoid => "sigmoid",
             Op::Silu => "silu",
             Op::Gelu => "gelu",
             Op::GeluTanh => "gelu_tanh",
@@ -136,6 +157,8 @@ impl Op {
             Op::Slice { .. } => "slice",
             Op::MatMul => "mat_mul",
             Op::Softmax => "softmax",
+            Op::MaskedFill { .. } => "masked_fill",
+            Op::QuantizeDequantize { .. } => "quantize_dequantize",
         }
     }
 }

@@ -4,6 +4,7 @@
 //! quantization or engines; engines fuse what they like, the interpreter runs it word for word in f32.
 
 mod builder;
+mod grid;
 mod interpreter;
 mod ir;
 mod reference_ops;
@@ -12,6 +13,7 @@ mod tensor;
 mod validate;
 
 pub use builder::GraphBuilder;
+pub use grid::Grid;
 pub use interpreter::{Interpreter, WeightProvider, Weights};
 pub use ir::{Graph, Node, Op, Value, ValueId, ValueKind};
 pub use tensor::{DType, DeviceMemory, Tensor, TensorInfo, TensorView, TensorViewMut};

@@ -165,6 +165,23 @@ pub(super) fn softmax(x: &[f32], width: usize) -> Vec<f32> {
     out
 }
 
+/// The smallest element of each row of `width`, repeated over the row.
+pub(super) fn row_minima(x: &[f32], width: usize) -> Vec<f32> {
+    let rows = x.chunks_exact(width).map(|row| row.iter().copied().fold(f32::INFINITY, f32::min));
+    rows.flat_map(|lowest| std::iter::repeat_n(lowest, width)).collect()
+}
+
+/// `x` where `mask` is 0, `other` elsewhere.
+pub(super) fn select(x: &[f32], mask: &[f32], other: &[f32]) -> Vec<f32> {
+    let elements = x.iter().zip(mask).zip(other);
+    elements.map(|((&x, &mask), &other)| if mask == 0.0 { x } else { other }).collect()
+}
+
+/// `1 / (1 + exp(-x))`.
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// `x · sigmoid(x)`.
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())

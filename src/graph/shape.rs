@@ -22,7 +22,17 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorInfo], target: Option<&[usize]>) -
         Op::Add | Op::Mul => broadcast(inputs)?,
         Op::Scale { factor } if !factor.is_finite() => return Err(format!("factor {factor} is not finite")),
         Op::SoftCap { cap } if !(cap.is_finite() && *cap > 0.0) => return Err(format!("cap {cap} is not positive")),
-        Op::Scale { .. } | Op::SoftCap { .. } | Op::Silu | Op::Gelu | Op::GeluTanh => inputs[0].shape.clone(),
+        Op::MaskedFill { drop } if !(drop.is_finite() && *drop > 0.0) => {
+            return Err(format!("drop {drop} is not positive"));
+        }
+        Op::MaskedFill { .. } => broadcast(&[at_least_one_axis(inputs[0])?, inputs[1]])?,
+        Op::QuantizeDequantize { scale, zero_point, qmin, qmax } => {
+            grid(*scale, *zero_point, *qmin, *qmax)?;
+            inputs[0].shape.clone()
+        }
+        Op::Scale { .. } | Op::SoftCap { .. } | Op::Sigmoid | Op::Silu | Op::Gelu | Op::GeluTanh => {
+            inputs[0].shape.clone()
+        }
         Op::Softmax => at_least_one_axis(inputs[0])?.shape.clone(),
         Op::Reshape => reshape(inputs[0], target)?,
         Op::Transpose { perm } => transpose(inputs[0], perm)?,
@@ -50,13 +60,15 @@ pub(super) fn check_size(info: &TensorInfo) -> std::result::Result<(), String> {
 /// Smallest and largest operand count of an operator.
 fn arity(op: &Op) -> (usize, usize) {
     match op {
-        Op::Embedding | Op::RmsNorm { .. } | Op::Add | Op::Mul | Op::MatMul => (2, 2),
+        Op::Embedding | Op::RmsNorm { .. } | Op::Add | Op::Mul | Op::MatMul | Op::MaskedFill { .. } => (2, 2),
         Op::Linear => (2, 3),
         Op::LayerNorm { .. } => (3, 3),
         Op::Rope { .. } => (4, 4),
         Op::Concat { .. } => (1, usize::MAX),
         Op::Scale { .. }
         | Op::SoftCap { .. }
+        | Op::QuantizeDequantize { .. }
+        | Op::Sigmoid
         | Op::Silu
         | Op::Gelu
         | Op::GeluTanh
@@ -145,6 +157,15 @@ fn broadcast(inputs: &[&TensorInfo]) -> Inferred {
     let (a, b) = (&inputs[0].shape, &inputs[1].shape);
     let fits = a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| b == a || b == 1);
     if fits { Ok(a.clone()) } else { Err(misfit("equal shapes, or axes of length 1 in the second", inputs)) }
+}
+
+/// Integers that fit 16 bits, whichever way they are signed, and a distance that divides.
+fn grid(scale: f32, zero_point: i32, qmin: i32, qmax: i32) -> std::result::Result<(), String> {
+    let fits = (-32768..=65535).contains(&qmin) && qmin < qmax && qmax <= 65535;
+    if !fits || !(qmin..=qmax).contains(&zero_point) {
+        return Err(format!("zero point {zero_point} and integers {qmin} to {qmax} are no 16-bit grid"));
+    }
+    if !(scale.is_normal() && scale > 0.0) { Err(format!("scale {scale} is not positive")) } else { Ok(()) }
 }
 
 fn at_least_one_axis(info: &TensorInfo) -> std::result::Result<&TensorInfo, String> {

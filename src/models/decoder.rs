@@ -26,6 +26,7 @@ use super::nodes::{activation_op, linear, transpose};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Graph, GraphBuilder, Op, ValueId};
 use crate::registry::{DecoderSpec, LayerKind};
+use serde::{Deserialize, Serialize};
 
 /// Name of the graph that takes one token.
 pub const KV_FORWARD: &str = "kv_forward";
@@ -42,13 +43,41 @@ pub(super) const TABLE: &str = "tok_embeddings.weight";
 pub(super) const HEAD: &str = "output";
 
 /// What a decoder graph takes as input 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FirstInput {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FirstInput {
     /// `tokens`, i32 `[1, AR]`.
+    #[default]
     Tokens,
     /// `hidden_states`, f32 `[1, AR, E]`: embedding rows before the embedding multiplier.
     HiddenStates,
 }
+
+/// How a decoder is written down. Every form computes the same in exact arithmetic; which one is best depends on what runs
+/// it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DecoderForm {
+    /// What input 0 is.
+    pub first: FirstInput,
+    /// The head is a weight of its own, `output.weight`, even where the model ties it to the embedding table: the two can
+    /// then be stored in different precisions.
+    pub separate_head: bool,
+    /// R3: queries and keys are turned by a Hadamard matrix behind the rotary embedding, `q H` and `k H`. Scores stay what
+    /// they are, outliers of single channels are spread over the head. Heads must be a power of two wide.
+    pub r3: bool,
+    /// Blocked scores become the smallest score of their row less 20 instead of being added -255 to, so that scores need no
+    /// range for numbers that mean nothing.
+    pub masked_softmax: bool,
+    /// Rotary pairs `(i, i + r/2)` also where the family pairs neighbours; rows of `wq` and `wk` are bound in another order
+    /// for that.
+    pub half_split_rope: bool,
+}
+
+/// Name of the weight that [`DecoderForm::r3`] multiplies heads with, `[head_dim, head_dim]`.
+pub(super) const R3: &str = "r3.weight";
+/// How far below the smallest score of its row a blocked one is, see [`DecoderForm::masked_softmax`]. Upstream's number.
+const MASKED_DROP: f32 = 20.0;
 
 /// The deployed graphs of a decoder: `kv_forward` (one token), then `prefill_forward` (`prefill_ar` tokens).
 ///
@@ -106,19 +135,49 @@ pub fn build_decoder_graph(spec: &DecoderSpec, name: &str, max_context: usize, a
     build(spec, FirstInput::Tokens, name, max_context, ar)
 }
 
-fn build(spec: &DecoderSpec, first: FirstInput, name: &str, max_context: usize, ar: usize) -> Result<Graph> {
+/// One graph of a decoder in some form: blocks of `ar` tokens behind `past` others, rotary tables of `positions` rows.
+///
+/// Without a past (`past` 0) the inputs of the KV cache have no columns: the graph of a whole sequence, with the nodes of
+/// the deployed ones under the same names.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a block of no tokens, more columns than `positions`, positions beyond
+/// [`DecoderSpec::max_position`], heads that R3 cannot turn, or an invalid `spec`.
+pub fn build_decoder_form(
+    spec: &DecoderSpec,
+    form: DecoderForm,
+    name: &str,
+    positions: usize,
+    (past, ar): (usize, usize),
+) -> Result<Graph> {
     spec.validate()?;
+    if ar == 0 || past.checked_add(ar).is_none_or(|columns| columns > positions) {
+        return Err(Error::invalid(format!(
+            "{name}: {ar} tokens behind {past} do not fit a context of {positions} tokens"
+        )));
+    }
+    if positions > spec.max_position {
+        let limit = spec.max_position;
+        return Err(Error::invalid(format!("a context of {positions} is beyond the {limit} the model was made for")));
+    }
+    if form.r3 && !spec.head_dim.is_power_of_two() {
+        let width = spec.head_dim;
+        return Err(Error::invalid(format!(
+            "R3 turns heads that are a power of two wide, those of this model are {width}"
+        )));
+    }
+    Decoder { b: GraphBuilder::new(name), spec, form, ar, past, positions }.build()
+}
+
+fn build(spec: &DecoderSpec, first: FirstInput, name: &str, max_context: usize, ar: usize) -> Result<Graph> {
     if ar == 0 || ar >= max_context {
         return Err(Error::invalid(format!(
             "{name}: blocks of {ar} tokens do not fit a context of {max_context}: 1 to {} are possible",
             max_context.saturating_sub(1)
         )));
     }
-    if max_context > spec.max_position {
-        let limit = spec.max_position;
-        return Err(Error::invalid(format!("a context of {max_context} is beyond the {limit} the model was made for")));
-    }
-    Decoder { b: GraphBuilder::new(name), spec, first, ar, context: max_context }.build()
+    let form = DecoderForm { first, ..DecoderForm::default() };
+    build_decoder_form(spec, form, name, max_context, (max_context - ar, ar))
 }
 
 /// What every layer reads beside the residual stream.
@@ -133,14 +192,16 @@ struct Shared {
 struct Decoder<'a> {
     b: GraphBuilder,
     spec: &'a DecoderSpec,
-    first: FirstInput,
+    form: DecoderForm,
     ar: usize,
-    context: usize,
+    past: usize,
+    /// Rows of the rotary tables.
+    positions: usize,
 }
 
 impl Decoder<'_> {
     fn build(mut self) -> Result<Graph> {
-        let rows = match self.first {
+        let rows = match self.form.first {
             FirstInput::Tokens => self.b.input("tokens", DType::I32, &[1, self.ar])?,
             FirstInput::HiddenStates => {
                 self.b.input("hidden_states", DType::F32, &[1, self.ar, self.spec.hidden_size])?
@@ -178,8 +239,8 @@ impl Decoder<'_> {
 
     fn shared_inputs(&mut self) -> Result<Shared> {
         let &DecoderSpec { layers, kv_heads, head_dim, .. } = self.spec;
-        let past = self.context - self.ar;
-        let mask = [1, 1, self.ar, self.context];
+        let past = self.past;
+        let mask = [1, 1, self.ar, past + self.ar];
         let slides = self.spec.layer_kinds.contains(&LayerKind::Sliding);
         Ok(Shared {
             attention_mask: self.b.input("attention_mask", DType::F32, &mask)?,
@@ -196,7 +257,7 @@ impl Decoder<'_> {
 
     /// Input 0 to the residual stream `[1, AR, E]`.
     fn embed(&mut self, rows: ValueId) -> Result<ValueId> {
-        let x = match self.first {
+        let x = match self.form.first {
             FirstInput::Tokens => {
                 let table = self.embedding_table()?;
                 self.b.node("tok_embeddings", Op::Embedding, &[rows, table])?
@@ -219,10 +280,12 @@ impl Decoder<'_> {
 
         let q = self.heads(at, 'q', x, heads)?;
         let q = self.position(at, 'q', q, kind, shared.positions)?;
+        let q = self.turn(at, 'q', q)?;
         let q = transpose(&mut self.b, &format!("{at}.q_transpose"), q, [0, 2, 1, 3])?;
 
         let k = self.heads(at, 'k', x, kv_heads)?;
         let k = self.position(at, 'k', k, kind, shared.positions)?;
+        let k = self.turn(at, 'k', k)?;
         let k = transpose(&mut self.b, &format!("{at}.k_transpose"), k, [0, 2, 3, 1])?;
 
         let v = self.heads(at, 'v', x, kv_heads)?;
@@ -239,7 +302,8 @@ impl Decoder<'_> {
         let factor = self.spec.attention_multiplier;
         let scores = self.b.node(&format!("{at}.scores_scale"), Op::Scale { factor }, &[scores])?;
         let scores = self.soft_cap(&format!("{at}.scores_softcap"), scores, self.spec.attention_softcap)?;
-        let scores = self.b.node(&format!("{at}.mask"), Op::Add, &[scores, mask])?;
+        let blocking = if self.form.masked_softmax { Op::MaskedFill { drop: MASKED_DROP } } else { Op::Add };
+        let scores = self.b.node(&format!("{at}.mask"), blocking, &[scores, mask])?;
         let weights = self.b.node(&format!("{at}.softmax"), Op::Softmax, &[scores])?;
 
         let mixed = self.b.node(&format!("{at}.mix"), Op::MatMul, &[weights, values])?;
@@ -273,11 +337,20 @@ impl Decoder<'_> {
             (LayerKind::Sliding, Some(local)) => (local, "rope_local"),
             (LayerKind::Sliding, None) | (LayerKind::Full, _) => (&self.spec.rope, "rope"),
         };
-        let shape = [self.context, rope.rotary_dim / 2];
+        let shape = [self.positions, rope.rotary_dim / 2];
         let cos = self.b.weight(&format!("{table}.cos"), &shape)?;
         let sin = self.b.weight(&format!("{table}.sin"), &shape)?;
-        let op = Op::Rope { interleaved: rope.interleaved };
+        let op = Op::Rope { interleaved: rope.interleaved && !self.form.half_split_rope };
         self.b.node(&format!("{at}.{which}_rope"), op, &[x, cos, sin, positions])
+    }
+
+    /// R3, `[1, AR, heads, D] → [1, AR, heads, D]`. The matrix is its own transpose.
+    fn turn(&mut self, at: &str, which: char, x: ValueId) -> Result<ValueId> {
+        if !self.form.r3 {
+            return Ok(x);
+        }
+        let hadamard = self.b.weight(R3, &[self.spec.head_dim, self.spec.head_dim])?;
+        self.b.node(&format!("{at}.{which}_r3"), Op::Linear, &[x, hadamard])
     }
 
     /// `w2(act(w1 x) · w3 x)`, `[1, AR, E] → [1, AR, E]`.
@@ -302,7 +375,8 @@ impl Decoder<'_> {
     /// `[1, AR, E] → [1, AR, V]`
     fn head(&mut self, x: ValueId) -> Result<ValueId> {
         let x = self.rms_norm("norm", x, self.spec.hidden_size)?;
-        let logits = if self.spec.tied_embeddings && self.first == FirstInput::Tokens {
+        let is_table = self.spec.tied_embeddings && self.form.first == FirstInput::Tokens && !self.form.separate_head;
+        let logits = if is_table {
             let table = self.embedding_table()?;
             self.b.node(HEAD, Op::Linear, &[x, table])?
         } else {

@@ -12,8 +12,8 @@ pub mod vision;
 pub mod weights;
 
 pub use decoder::{
-    KV_FORWARD, PREFILL_FORWARD, TOK_EMBEDDING_KV_FORWARD, TOK_EMBEDDING_PREFILL_FORWARD, build_decoder,
-    build_decoder_graph, build_embedding_decoder, build_token_embedding,
+    DecoderForm, FirstInput, KV_FORWARD, PREFILL_FORWARD, TOK_EMBEDDING_KV_FORWARD, TOK_EMBEDDING_PREFILL_FORWARD,
+    build_decoder, build_decoder_form, build_decoder_graph, build_embedding_decoder, build_token_embedding,
 };
 pub use vision::{FORWARD, build_vision_encoder};
 pub use weights::{BoundWeights, ModelWeights, VisionWeights};

@@ -4,7 +4,7 @@ use super::execute::PARALLEL_ELEMENTS;
 use super::kernels::{Kernels, Nonlinearity};
 use super::pool::Pool;
 use crate::error::{Error, Result};
-use crate::graph::Op;
+use crate::graph::{Grid, Op};
 
 /// An operand of a generic step.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +64,7 @@ pub(super) fn compute(
         Op::Mul => broadcast(x(0)?, x(1)?, shape, &shapes[1], (out, pool), |a, b| a * b),
         Op::Scale { factor } => map(x(0)?, out, |x| x * factor),
         Op::SoftCap { cap } => map(x(0)?, out, |x| cap * (x / cap).tanh()),
+        Op::Sigmoid => map(x(0)?, out, |x| 1.0 / (1.0 + (-x).exp())),
         Op::Silu => activate(kernels, Nonlinearity::Silu, x(0)?, out),
         Op::Gelu => activate(kernels, Nonlinearity::Gelu, x(0)?, out),
         Op::GeluTanh => activate(kernels, Nonlinearity::GeluTanh, x(0)?, out),
@@ -82,6 +83,26 @@ pub(super) fn compute(
         Op::Softmax => {
             out.copy_from_slice(x(0)?);
             out.chunks_exact_mut(width).for_each(|row| kernels.softmax(row));
+        }
+        Op::MaskedFill { drop } => {
+            broadcast(
+                x(0)?,
+                x(1)?,
+                shape,
+                &shapes[1],
+                (out, pool),
+                |score, mask| {
+                    if mask == 0.0 { score } else { f32::NAN }
+                },
+            );
+            for (x, out) in x(0)?.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                let masked = x.iter().copied().fold(f32::INFINITY, f32::min) - drop;
+                out.iter_mut().zip(x).filter(|(out, _)| out.is_nan()).for_each(|(out, _)| *out = masked);
+            }
+        }
+        Op::QuantizeDequantize { scale, zero_point, qmin, qmax } => {
+            let grid = Grid::new(*scale, *zero_point, *qmin, *qmax);
+            map(x(0)?, out, |x| grid.round(x));
         }
     }
     Ok(())

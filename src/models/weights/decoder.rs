@@ -4,13 +4,14 @@ use super::binder::{Binder, Parts};
 use super::layout::Layout;
 use super::{Adjust, RopePart, RopeTable, Source};
 use crate::error::Result;
-use crate::models::decoder::{HEAD, TABLE};
+use crate::models::decoder::{DecoderForm, HEAD, R3, TABLE};
 use crate::registry::{DecoderSpec, LayerKind, RopeSpec};
 
 /// A decoder that takes token ids.
 pub(super) fn bind_decoder(
     binder: &mut Binder<'_>,
     spec: &DecoderSpec,
+    form: DecoderForm,
     layout: &Layout,
     max_context: usize,
 ) -> Result<()> {
@@ -18,11 +19,16 @@ pub(super) fn bind_decoder(
     let table = [spec.vocab_size, spec.hidden_size];
     if !spec.tied_embeddings {
         binder.bind(&format!("{HEAD}.weight"), layout.head, &table)?;
-    } else if binder.has(layout.head) {
-        // Some tied checkpoints carry a copy of the table; transformers does not look at it either.
-        binder.require(layout.head, &table)?;
+    } else {
+        if binder.has(layout.head) {
+            // Some tied checkpoints carry a copy of the table; transformers does not look at it either.
+            binder.require(layout.head, &table)?;
+        }
+        if form.separate_head {
+            binder.bind(&format!("{HEAD}.weight"), &layout.table(), &table)?;
+        }
     }
-    bind_body(binder, spec, layout, max_context)
+    bind_body(binder, spec, form, layout, max_context)
 }
 
 /// A decoder that takes rows.
@@ -33,13 +39,14 @@ pub(super) fn bind_decoder(
 pub(super) fn bind_embedding_decoder(
     binder: &mut Binder<'_>,
     spec: &DecoderSpec,
+    form: DecoderForm,
     layout: &Layout,
     max_context: usize,
 ) -> Result<()> {
     let is_table = spec.tied_embeddings && !binder.has(layout.head);
     let head = if is_table { layout.table() } else { layout.head.into() };
     binder.bind(&format!("{HEAD}.weight"), &head, &[spec.vocab_size, spec.hidden_size])?;
-    bind_body(binder, spec, layout, max_context)
+    bind_body(binder, spec, form, layout, max_context)
 }
 
 /// The embedding table.
@@ -48,13 +55,22 @@ pub(super) fn bind_token_embedding(binder: &mut Binder<'_>, spec: &DecoderSpec, 
 }
 
 /// Everything between the rows that go in and the head.
-fn bind_body(binder: &mut Binder<'_>, spec: &DecoderSpec, layout: &Layout, max_context: usize) -> Result<()> {
+fn bind_body(
+    binder: &mut Binder<'_>,
+    spec: &DecoderSpec,
+    form: DecoderForm,
+    layout: &Layout,
+    max_context: usize,
+) -> Result<()> {
     let mut body = Body { binder, spec, prefix: layout.decoder };
     body.bind_norm("norm", &format!("{}norm", layout.decoder), spec.hidden_size)?;
     for layer in 0..spec.layers {
         body.bind_layer(layer)?;
     }
     body.bind_ropes(max_context);
+    if form.r3 {
+        binder.insert(R3, &[spec.head_dim, spec.head_dim], Source::Hadamard);
+    }
     Ok(())
 }
 

@@ -22,6 +22,7 @@ mod decoder;
 mod layout;
 mod vision;
 
+use super::decoder::DecoderForm;
 use super::rope::{RopePart, RopeTable};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -74,6 +75,8 @@ enum Source {
     Gathered { name: String, rows: Vec<usize> },
     /// Computed.
     Rope { table: RopeTable, part: RopePart },
+    /// Computed: the Sylvester Hadamard matrix of the weight's size, divided by the square root of that.
+    Hadamard,
 }
 
 /// What is done to the values of a tensor.
@@ -94,8 +97,21 @@ impl<'a> ModelWeights<'a> {
     /// [`Error::Format`] naming the file and the tensor for a tensor that is missing, has another shape (both are
     /// given) or belongs to no weight of any component; [`Error::InvalidArgument`] for an invalid `spec`.
     pub fn new(spec: &ModelSpec, max_context: usize, checkpoint: &'a Checkpoint) -> Result<Self> {
+        Self::with_form(spec, DecoderForm::default(), max_context, checkpoint)
+    }
+
+    /// As [`new`](Self::new), for a decoder in some form.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_form(
+        spec: &ModelSpec,
+        form: DecoderForm,
+        max_context: usize,
+        checkpoint: &'a Checkpoint,
+    ) -> Result<Self> {
         let Some(vision_spec) = &spec.vision else {
-            let text_decoder = BoundWeights::new(&spec.decoder, max_context, checkpoint)?;
+            let text_decoder = BoundWeights::with_form(&spec.decoder, form, max_context, checkpoint)?;
             return Ok(Self { text_decoder, vision: None });
         };
         spec.decoder.validate()?;
@@ -106,7 +122,7 @@ impl<'a> ModelWeights<'a> {
         let encoder = binder.finish_component();
         decoder::bind_token_embedding(&mut binder, &spec.decoder, &layout.text)?;
         let token_embedding = binder.finish_component();
-        decoder::bind_embedding_decoder(&mut binder, &spec.decoder, &layout.text, max_context)?;
+        decoder::bind_embedding_decoder(&mut binder, &spec.decoder, form, &layout.text, max_context)?;
         let text_decoder = binder.finish_component();
         binder.check_all_used(layout.text.beside)?;
         Ok(Self { text_decoder, vision: Some(VisionWeights { encoder, token_embedding }) })
@@ -120,10 +136,23 @@ impl<'a> BoundWeights<'a> {
     /// [`Error::Format`] naming the file and the tensor for a tensor that is missing, has another shape (both are
     /// given) or belongs to no weight; [`Error::InvalidArgument`] for an invalid `spec`.
     pub fn new(spec: &DecoderSpec, max_context: usize, checkpoint: &'a Checkpoint) -> Result<Self> {
+        Self::with_form(spec, DecoderForm::default(), max_context, checkpoint)
+    }
+
+    /// As [`new`](Self::new), for a decoder in some form.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_form(
+        spec: &DecoderSpec,
+        form: DecoderForm,
+        max_context: usize,
+        checkpoint: &'a Checkpoint,
+    ) -> Result<Self> {
         spec.validate()?;
         let layout = Layout::of_text_model(checkpoint);
         let mut binder = Binder::new(checkpoint);
-        decoder::bind_decoder(&mut binder, spec, &layout, max_context)?;
+        decoder::bind_decoder(&mut binder, spec, form, &layout, max_context)?;
         let weights = binder.finish_component();
         binder.check_all_used(layout.beside)?;
         Ok(weights)
@@ -138,7 +167,7 @@ impl<'a> BoundWeights<'a> {
     pub fn tensor_of(&self, weight: &str) -> Option<&str> {
         match &self.bindings.get(weight)?.source {
             Source::Tensor { name, .. } | Source::Gathered { name, .. } => Some(name),
-            Source::Rope { .. } => None,
+            Source::Rope { .. } | Source::Hadamard => None,
         }
     }
 }
@@ -177,6 +206,14 @@ impl WeightProvider for BoundWeights<'_> {
             Source::Rope { table, part } => {
                 for (position, out) in rows.zip(out.chunks_exact_mut(row_len)) {
                     out.iter_mut().zip(table.row(*part, position)).for_each(|(out, value)| *out = value);
+                }
+            }
+            Source::Hadamard => {
+                // H(i, j) is negative where i and j have an odd number of common bits.
+                let size = 1.0 / (row_len as f32).sqrt();
+                for (row, out) in rows.zip(out.chunks_exact_mut(row_len)) {
+                    let sign = |column: usize| if (row & column).count_ones() % 2 == 0 { size } else { -size };
+                    out.iter_mut().enumerate().for_each(|(column, out)| *out = sign(column));
                 }
             }
         }
