@@ -7,6 +7,7 @@
 //! - [`registry`]: model names and hyper-parameters as data.
 //! - [`graph`]: the intermediate representation and its f32 reference interpreter.
 //! - [`models`]: hyper-parameters and a checkpoint to graphs.
+//! - [`transform`]: source transforms of weights and graphs.
 //! - [`formats`]: how weight matrices are stored.
 //! - [`quantize`]: what integers mean, how their ranges are found, how weights become integers.
 //! - [`artefact`]: a compiled model on disk: manifest and component files.
@@ -32,5 +33,6 @@ mod panics;
 pub mod quantize;
 pub mod registry;
 pub mod runner;
+pub mod transform;
 
 pub use error::{Error, Result};
