@@ -145,6 +145,15 @@ impl Artefact {
                 let reason = format!("is {}, but {} hashes to {found}", entry.sha256, path.display());
                 return Err(wrong("sha256", reason));
             }
+            if let Some(data) = &entry.data {
+                let path = self.directory.join(&data.file);
+                let found = hash_file(&path)?;
+                if found != data.sha256 {
+                    let reason = format!("is {}, but {} hashes to {found}", data.sha256, path.display());
+                    return Err(wrong("data.sha256", reason));
+                }
+                continue;
+            }
             let component = Component::open(&path)?;
             if component.signatures() != entry.graphs {
                 return Err(wrong("graphs", format!("differ from those in {}", path.display())));
@@ -157,14 +166,18 @@ impl Artefact {
     }
 
     fn check_size(&self, manifest: &Path, name: &str, entry: &ComponentEntry) -> Result<()> {
-        let path = self.directory.join(&entry.file);
-        let found = fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
-        if found == entry.bytes {
-            return Ok(());
+        let files = [("bytes", &entry.file, entry.bytes)].into_iter();
+        let data = entry.data.as_ref().map(|data| ("data.bytes", &data.file, data.bytes));
+        for (field, file, bytes) in files.chain(data) {
+            let path = self.directory.join(file);
+            let found = fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
+            if found != bytes {
+                let path = path.display();
+                let reason = format!("is {bytes}, but {path} has {found} bytes: it is truncated or was changed");
+                return Err(Error::format(manifest, format!("components.{name}.{field}"), reason));
+            }
         }
-        let reason =
-            format!("is {}, but {} has {found} bytes: it is truncated or was changed", entry.bytes, path.display());
-        Err(Error::format(manifest, format!("components.{name}.bytes"), reason))
+        Ok(())
     }
 }
 

@@ -15,11 +15,13 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 pub const SCHEMA_VERSION: u32 = 1;
 /// Value of [`Manifest::format`]: tells an artefact from any other directory with a `manifest.json`.
 const MANIFEST_FORMAT: &str = "etgenai-artefact";
+/// Value of [`Manifest::format`] of a quantized model that is not compiled yet.
+const QDQ_FORMAT: &str = "etgenai-qdq";
 
 /// Contents of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Always `etgenai-artefact`.
+    /// `etgenai-artefact`, or `etgenai-qdq`: see [`Manifest::is_quantized_model`].
     pub format: String,
     /// Layout of this file, see [`SCHEMA_VERSION`].
     pub schema_version: u32,
@@ -44,6 +46,9 @@ pub struct Manifest {
     /// How pictures become tiles and where they stand in a prompt, in models that take pictures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSection>,
+    /// Names of other files that belong to the directory, e.g. a report.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_files: Vec<String>,
 }
 
 /// What a runner needs to know about pictures beside the vision encoder.
@@ -64,10 +69,24 @@ pub struct ComponentEntry {
     pub bytes: u64,
     /// SHA-256 of the file, lower-case hex.
     pub sha256: String,
+    /// The file with the weights, where they are not in [`file`](Self::file).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<FileEntry>,
     /// Stored weights by format name (`w4`, `f32`, …).
     pub weights: BTreeMap<String, FormatSummary>,
     /// Signatures of the graphs, in file order.
     pub graphs: Vec<GraphSignature>,
+}
+
+/// A file as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// File name inside the directory.
+    pub file: String,
+    /// Size of the file.
+    pub bytes: u64,
+    /// SHA-256 of the file, lower-case hex.
+    pub sha256: String,
 }
 
 /// How much of a component one weight format takes.
@@ -144,6 +163,17 @@ impl Manifest {
         (MANIFEST_FORMAT.into(), format!("etgenai {}", env!("CARGO_PKG_VERSION")))
     }
 
+    /// The same of a quantized model that is not compiled yet.
+    pub fn quantized_identity() -> (String, String) {
+        (QDQ_FORMAT.into(), Self::identity().1)
+    }
+
+    /// Whether the directory holds a quantized model: graphs with quantize-dequantize nodes and integer weights, which
+    /// [`crate::quantize`] reads, and not what an engine runs from.
+    pub fn is_quantized_model(&self) -> bool {
+        self.format == QDQ_FORMAT
+    }
+
     /// Parse and check the bytes of a `manifest.json`; `path` is for messages.
     ///
     /// # Errors
@@ -152,7 +182,7 @@ impl Manifest {
     pub fn from_json(bytes: &[u8], path: &Path) -> Result<Self> {
         let malformed = |e: serde_json::Error| Error::format(path, format!("line {}", e.line()), e.to_string());
         let prologue: Prologue = serde_json::from_slice(bytes).map_err(malformed)?;
-        if prologue.format != MANIFEST_FORMAT {
+        if prologue.format != MANIFEST_FORMAT && prologue.format != QDQ_FORMAT {
             let reason = format!("is {:?}, not {MANIFEST_FORMAT:?}: this is not a compiled model", prologue.format);
             return Err(Error::format(path, "format", reason));
         }
@@ -196,6 +226,8 @@ impl Manifest {
         let mut files = vec![MANIFEST_FILE, &self.tokenizer];
         files.extend(self.chat_template.as_deref());
         files.extend(self.components.values().map(|c| c.file.as_str()));
+        files.extend(self.components.values().filter_map(|c| c.data.as_ref()).map(|data| data.file.as_str()));
+        files.extend(self.extra_files.iter().map(String::as_str));
         files
     }
 
@@ -207,7 +239,11 @@ impl Manifest {
         for (name, component) in &self.components {
             let field = format!("components.{name}.file");
             check_file_name(&component.file, path, &field)?;
+            if let Some(data) = &component.data {
+                check_file_name(&data.file, path, &format!("components.{name}.data.file"))?;
+            }
         }
+        self.extra_files.iter().try_for_each(|file| check_file_name(file, path, "extra_files"))?;
         if let Some(vision) = &self.model.vision {
             vision.validate().map_err(|e| Error::format(path, "model.vision", e.to_string()))?;
         }

@@ -23,7 +23,7 @@ pub use header::{
     TOK_EMBEDDING, VISION_ENCODER,
 };
 pub use manifest::{
-    ComponentEntry, FormatSummary, GenerationDefaults, ImageSection, MANIFEST_FILE, Manifest, SCHEMA_VERSION,
-    check_file_name,
+    ComponentEntry, FileEntry, FormatSummary, GenerationDefaults, ImageSection, MANIFEST_FILE, Manifest,
+    SCHEMA_VERSION, check_file_name,
 };
 pub use writer::{ArtefactWriter, ComponentWriter, WrittenComponent};

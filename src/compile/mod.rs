@@ -178,6 +178,7 @@ fn write_components(
             file,
             bytes: written.bytes,
             sha256: written.sha256,
+            data: None,
             weights: component.format_summaries(),
             graphs: component.signatures(),
         };
@@ -250,7 +251,7 @@ fn check_entry(entry: &RegistryEntry, spec: &ModelSpec) -> Result<()> {
     )))
 }
 
-fn describe(
+pub(crate) fn describe(
     checkpoint: &Checkpoint,
     model: ModelSpec,
     (context_capacity, prefill_ar): (usize, usize),
@@ -271,6 +272,7 @@ fn describe(
         special_tokens: checkpoint.special_tokens().clone(),
         generation: checkpoint.generation_config().map(GenerationDefaults::from_config).unwrap_or_default(),
         image,
+        extra_files: Vec::new(),
     })
 }
 

@@ -69,6 +69,10 @@ pub struct DecoderForm {
     /// Blocked scores become the smallest score of their row less 20 instead of being added -255 to, so that scores need no
     /// range for numbers that mean nothing.
     pub masked_softmax: bool,
+    /// The residual stream is kept divided by a factor a channel, and multiplied with it in front of every norm: channels with
+    /// values far beyond all others no longer decide how fine the others are stored. Weights that write to the stream are bound
+    /// divided, see [`ResidualScaling`](crate::transform::ResidualScaling).
+    pub residual_scaling: bool,
     /// Rotary pairs `(i, i + r/2)` also where the family pairs neighbours; rows of `wq` and `wk` are bound in another order
     /// for that.
     pub half_split_rope: bool,
@@ -76,6 +80,9 @@ pub struct DecoderForm {
 
 /// Name of the weight that [`DecoderForm::r3`] multiplies heads with, `[head_dim, head_dim]`.
 pub(super) const R3: &str = "r3.weight";
+/// Names of the factors of [`DecoderForm::residual_scaling`] and of their inverses, both `[1, 1, E]`.
+pub(crate) const RESIDUAL_SCALE: &str = "residual.scale";
+pub(crate) const RESIDUAL_INVERSE: &str = "residual.inverse";
 /// How far below the smallest score of its row a blocked one is, see [`DecoderForm::masked_softmax`]. Upstream's number.
 const MASKED_DROP: f32 = 20.0;
 
@@ -214,11 +221,13 @@ impl Decoder<'_> {
         for layer in 0..self.spec.layers {
             let at = format!("layers.{layer}");
 
-            let n = self.rms_norm(&format!("{at}.attention_norm"), x, self.spec.hidden_size)?;
+            let n = self.stream(&format!("{at}.attention_norm.input"), RESIDUAL_SCALE, x)?;
+            let n = self.rms_norm(&format!("{at}.attention_norm"), n, self.spec.hidden_size)?;
             let (attended, k, v) = self.attention(&format!("{at}.attention"), layer, n, &shared)?;
             x = self.add_branch(&at, ["post_attention_norm", "attention_residual"], x, attended)?;
 
-            let n = self.rms_norm(&format!("{at}.ffn_norm"), x, self.spec.hidden_size)?;
+            let n = self.stream(&format!("{at}.ffn_norm.input"), RESIDUAL_SCALE, x)?;
+            let n = self.rms_norm(&format!("{at}.ffn_norm"), n, self.spec.hidden_size)?;
             let fed = self.feed_forward(&format!("{at}.feed_forward"), n)?;
             x = self.add_branch(&at, ["post_ffn_norm", "ffn_residual"], x, fed)?;
 
@@ -262,7 +271,7 @@ impl Decoder<'_> {
                 let table = self.embedding_table()?;
                 self.b.node("tok_embeddings", Op::Embedding, &[rows, table])?
             }
-            FirstInput::HiddenStates => rows,
+            FirstInput::HiddenStates => self.stream("hidden_states.scaled", RESIDUAL_INVERSE, rows)?,
         };
         self.scale("tok_embeddings.scale", x, self.spec.embedding_multiplier)
     }
@@ -344,6 +353,15 @@ impl Decoder<'_> {
         self.b.node(&format!("{at}.{which}_rope"), op, &[x, cos, sin, positions])
     }
 
+    /// Into or out of the scaled residual stream, `[1, AR, E] → [1, AR, E]`.
+    fn stream(&mut self, name: &str, factors: &str, x: ValueId) -> Result<ValueId> {
+        if !self.form.residual_scaling {
+            return Ok(x);
+        }
+        let factors = self.b.weight(factors, &[1, 1, self.spec.hidden_size])?;
+        self.b.node(name, Op::Mul, &[x, factors])
+    }
+
     /// R3, `[1, AR, heads, D] → [1, AR, heads, D]`. The matrix is its own transpose.
     fn turn(&mut self, at: &str, which: char, x: ValueId) -> Result<ValueId> {
         if !self.form.r3 {
@@ -374,6 +392,7 @@ impl Decoder<'_> {
 
     /// `[1, AR, E] → [1, AR, V]`
     fn head(&mut self, x: ValueId) -> Result<ValueId> {
+        let x = self.stream("norm.input", RESIDUAL_SCALE, x)?;
         let x = self.rms_norm("norm", x, self.spec.hidden_size)?;
         let is_table = self.spec.tied_embeddings && self.form.first == FirstInput::Tokens && !self.form.separate_head;
         let logits = if is_table {

@@ -7,6 +7,7 @@
 
 use super::encoding::Encoding;
 use super::range::ValueRange;
+use serde::{Deserialize, Serialize};
 
 /// Bits of the mantissa that tell bins apart.
 const MANTISSA_BITS: u32 = 8;
@@ -16,7 +17,7 @@ const BLOCK: usize = 1 << MANTISSA_BITS;
 const BLOCKS: usize = 1 << 9;
 
 /// Counts of values, and their exact range.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     range: ValueRange,
     /// By sign and exponent; empty where no value has it.
@@ -66,20 +67,21 @@ impl Histogram {
 
     /// Bins that hold anything, ascending: their middle, and their count.
     pub fn bins(&self) -> Vec<(f32, u64)> {
-        let mut bins = Vec::new();
-        for (index, &count) in
-            self.blocks.iter().enumerate().flat_map(|(block, counts)| {
-                counts.iter().enumerate().map(move |(bin, count)| (block * BLOCK + bin, count))
-            })
-        {
-            if count > 0 {
-                let lowest = (index as u32) << (23 - MANTISSA_BITS);
-                let middle = f32::from_bits(lowest | 1 << (22 - MANTISSA_BITS));
-                bins.push((middle.clamp(self.range.min, self.range.max), count));
-            }
-        }
+        let middle = |bin: usize| {
+            let lowest = (bin as u32) << (23 - MANTISSA_BITS);
+            f32::from_bits(lowest | 1 << (22 - MANTISSA_BITS)).clamp(self.range.min, self.range.max)
+        };
+        let mut bins = self.counts().map(|(bin, count)| (middle(bin), count)).collect::<Vec<_>>();
         bins.sort_by(|a, b| a.0.total_cmp(&b.0));
         bins
+    }
+
+    /// Bins that hold anything: their number and their count.
+    fn counts(&self) -> impl Iterator<Item = (usize, u64)> {
+        let all = self.blocks.iter().enumerate().flat_map(|(block, counts)| {
+            counts.iter().enumerate().map(move |(bin, &count)| (block * BLOCK + bin, count))
+        });
+        all.filter(|(_, count)| *count > 0)
     }
 
     /// The range without the `1 - share` of values that are farthest out, half of them on each side. `share` is from 0 to 1.
@@ -128,6 +130,38 @@ impl Histogram {
             }
         }
         best
+    }
+}
+
+/// A histogram as it is written down.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    /// `None` before the first value.
+    range: Option<ValueRange>,
+    /// Bins that hold anything: their number and their count.
+    bins: Vec<(u32, u64)>,
+}
+
+impl Serialize for Histogram {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bins = self.counts().map(|(bin, count)| (bin as u32, count)).collect();
+        Written { range: (!self.range.is_empty()).then_some(self.range), bins }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Histogram {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error as _;
+        let written = Written::deserialize(deserializer)?;
+        let mut histogram = Histogram { range: written.range.unwrap_or_default(), ..Histogram::default() };
+        for (bin, count) in written.bins {
+            let (block, bin) = (bin as usize / BLOCK, bin as usize % BLOCK);
+            let block = histogram.blocks.get_mut(block).ok_or_else(|| D::Error::custom("a bin that does not exist"))?;
+            block.resize(BLOCK, 0);
+            block[bin] = count;
+        }
+        Ok(histogram)
     }
 }
 

@@ -4,20 +4,41 @@
 //! weights; a [`ValueRange`] is what an [`Observer`] saw; [`QuantizedWeight`] is a matrix in integers, per tensor, per channel
 //! or per block; a [`Recipe`] decides which layer gets what.
 
+mod calibration;
+mod check;
+mod component;
 mod dtype;
 mod encoding;
+mod engine;
+pub mod forward;
+mod graphs;
 mod histogram;
+mod inputs;
+mod live;
 mod observer;
+mod plan;
+mod ptq;
+pub mod qdq;
 mod range;
 mod recipe;
 mod recipes;
 mod weight;
+mod weight_options;
 
+pub use calibration::{Encodings, Observations, Watch, observe};
+pub use check::{Comparison, LayerError, SlotCheck, compare};
+pub use component::{ComponentFile, GraphBundle, QuantIoDtypes};
 pub use dtype::{QuantDtype, WeightGranularity};
 pub use encoding::Encoding;
+pub use engine::QdqEngine;
+pub use graphs::{ModelGraphs, ModelMode};
 pub use histogram::Histogram;
+pub use inputs::{DecoderInputs, Rows};
 pub use observer::{Observer, ObserverKind};
+pub use plan::{ActivationSpec, BLOCKED, GraphPlan, PlannedLayer, RangeRule, Slot, WeightPlan, layer_names};
+pub use ptq::{LayerProgress, Ptq, QuantizedWeights};
 pub use range::ValueRange;
 pub use recipe::{LayerKind, LayerPlan, Recipe, Rule};
 pub use recipes::upstream_name;
 pub use weight::{BlockScales, LPBQ_MULTIPLIER_BITS, QuantizedWeight};
+pub use weight_options::WeightOptions;

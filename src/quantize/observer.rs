@@ -23,7 +23,7 @@ pub enum ObserverKind {
 }
 
 /// What was seen of one tensor.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Observer {
     kind: ObserverKind,
     range: ValueRange,
@@ -57,7 +57,10 @@ impl Observer {
             self.range = histogram.range();
             return;
         }
-        let batch = ValueRange::of(values);
+        self.add(ValueRange::of(values));
+    }
+
+    fn add(&mut self, batch: ValueRange) {
         self.range = match self.kind {
             ObserverKind::MovingAverage(weight) if !self.range.is_empty() && !batch.is_empty() => ValueRange {
                 min: self.range.min + weight * (batch.min - self.range.min),
@@ -65,6 +68,33 @@ impl Observer {
             },
             _ => self.range.union(batch),
         };
+    }
+
+    /// Look at a tensor of which only the range is known; for observers that need no more.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for an observer that counts values.
+    pub fn observe_range(&mut self, batch: ValueRange) -> Result<()> {
+        if self.histogram.is_some() {
+            return Err(Error::internal("an observer that counts values was given a range"));
+        }
+        self.add(batch);
+        Ok(())
+    }
+
+    /// Whether it needs the values and not only their range.
+    pub fn counts_values(&self) -> bool {
+        self.histogram.is_some()
+    }
+
+    /// How it works.
+    pub fn kind(&self) -> ObserverKind {
+        self.kind
+    }
+
+    /// All that was seen, before anything is cut off.
+    pub fn seen(&self) -> ValueRange {
+        self.range
     }
 
     /// Whether it has seen nothing.
@@ -98,6 +128,38 @@ impl Observer {
             (ObserverKind::Histogram, Some(histogram)) => histogram.least_error(encoding),
             _ => self.range,
         }
+    }
+}
+
+/// An observer as it is written down: exactly what it saw.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    kind: ObserverKind,
+    /// `None` before the first value.
+    range: Option<ValueRange>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    histogram: Option<Histogram>,
+}
+
+impl Serialize for Observer {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let range = (!self.range.is_empty()).then_some(self.range);
+        Written { kind: self.kind, range, histogram: self.histogram.clone() }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Observer {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        use serde::de::Error as _;
+        let written = Written::deserialize(deserializer)?;
+        let mut observer = Observer::new(written.kind).map_err(D::Error::custom)?;
+        if observer.histogram.is_some() != written.histogram.is_some() {
+            return Err(D::Error::custom("the observer's kind and its histogram do not belong together"));
+        }
+        observer.range = written.range.unwrap_or_default();
+        observer.histogram = written.histogram;
+        Ok(observer)
     }
 }
 

@@ -96,7 +96,8 @@ struct Written {
 }
 
 /// Which layer gets which integers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(into = "Written", try_from = "Written")]
 pub struct Recipe {
     written: Written,
     /// One a rule.
@@ -165,10 +166,15 @@ impl Recipe {
         let wrong = |field: String, reason: String| Error::format(origin, field, reason);
         let written: Written = serde_json::from_str(json)
             .map_err(|error| wrong(format!("line {}, column {}", error.line(), error.column()), error.to_string()))?;
+        Self::from_written(written).map_err(|(index, error)| wrong(format!("rules[{index}]"), error.to_string()))
+    }
+
+    /// The recipe, or which rule is wrong and why.
+    fn from_written(written: Written) -> std::result::Result<Self, (usize, Error)> {
         let mut recipe = Self::new(written.default);
         recipe.set_kv8(written.kv8);
         for (index, rule) in written.rules.into_iter().enumerate() {
-            recipe.add(rule).map_err(|error| wrong(format!("rules[{index}]"), error.to_string()))?;
+            recipe.add(rule).map_err(|error| (index, error))?;
         }
         Ok(recipe)
     }
@@ -217,6 +223,20 @@ impl Recipe {
             }
         }
         used.iter().enumerate().filter(|(_, used)| !**used).map(|(rule, _)| rule).collect()
+    }
+}
+
+impl From<Recipe> for Written {
+    fn from(recipe: Recipe) -> Self {
+        recipe.written
+    }
+}
+
+impl TryFrom<Written> for Recipe {
+    type Error = String;
+
+    fn try_from(written: Written) -> std::result::Result<Self, String> {
+        Self::from_written(written).map_err(|(index, error)| format!("rules[{index}]: {error}"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Executes the steps of a plan.
 
 use super::attention::{AttentionScratch, Operands, RowSpans, attend};
-use super::generic::{self, Operand};
+use super::generic::{self, Operand, PIECE, split};
 use super::kernels::{Activations, Kernels, LinearJob, Nonlinearity};
 use super::plan::{Action, Attention, Demand, Job, MAX_JOBS, Place, Plan, RowRule, SelfAttention, Step};
 use super::pool::Pool;
@@ -11,11 +11,6 @@ use crate::error::{Error, Result};
 use crate::graph::{DType, Tensor, TensorInfo, TensorView, TensorViewMut};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Results with fewer elements than this are computed by one thread: waking another takes as long.
-pub(super) const PARALLEL_ELEMENTS: usize = 1 << 14;
-/// Where rows do not matter, results are cut at multiples of this.
-const PIECE: usize = 1 << 10;
 
 /// What steps work with, kept from call to call: nothing here is allocated anew once it is large enough.
 #[derive(Debug)]
@@ -400,13 +395,4 @@ impl<'o> Call<'_, '_, 'o> {
 
 fn missing(place: Place) -> Error {
     Error::internal(format!("{place:?} cannot be read"))
-}
-
-/// Call `f(first element, part)` for parts of `out` that are whole rows, on all threads if it is worth it.
-fn split(pool: &Pool, out: &mut [f32], row: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
-    if out.len() < PARALLEL_ELEMENTS || row == 0 {
-        return f(0, out);
-    }
-    let rows = (out.len() / row).div_ceil(4 * pool.threads()).max(1);
-    pool.for_each_chunk(out, rows * row, &|index, part| f(index * rows * row, part));
 }

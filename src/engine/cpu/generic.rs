@@ -1,14 +1,18 @@
-//! Every operator in plain Rust, for nodes that no pattern covers.
+//! Every operator by itself, for nodes that no pattern covers and for those who want every value in between.
 
-use super::execute::PARALLEL_ELEMENTS;
-use super::kernels::{Kernels, Nonlinearity};
+use super::kernels::{Kernels, Matrix, MatrixMut, Nonlinearity};
 use super::pool::Pool;
 use crate::error::{Error, Result};
 use crate::graph::{Grid, Op};
 
+/// Results with fewer elements than this are computed by one thread: waking another takes as long.
+const PARALLEL_ELEMENTS: usize = 1 << 14;
+/// Where rows do not matter, results are cut at multiples of this.
+pub(super) const PIECE: usize = 1 << 10;
+
 /// An operand of a generic step.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Operand<'a> {
+pub(crate) enum Operand<'a> {
     /// Numbers.
     F32(&'a [f32]),
     /// Indices, checked before the graph was begun.
@@ -31,8 +35,9 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Compute one node of a valid graph: `shapes` are those of the operands, `shape` that of the result.
-pub(super) fn compute(
+/// Compute one node of a valid graph: `shapes` are those of the operands, `shape` that of the result. Token ids and positions
+/// must be inside their tables.
+pub(crate) fn compute(
     op: &Op,
     operands: &[Operand<'_>],
     shapes: &[Vec<usize>],
@@ -46,28 +51,38 @@ pub(super) fn compute(
         Op::Embedding => embedding(operands[0].i32()?, x(1)?, shapes[1][1], out),
         Op::Linear => linear(x(0)?, x(1)?, if operands.len() == 3 { Some(x(2)?) } else { None }, width, out),
         Op::RmsNorm { eps } => {
-            for (x, out) in x(0)?.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-                kernels.rms_norm(x, operands[1].f32()?, *eps, out);
-            }
+            let (x, weight) = (x(0)?, x(1)?);
+            split(pool, out, width, |at, out| {
+                for (x, out) in x[at..].chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                    kernels.rms_norm(x, weight, *eps, out);
+                }
+            });
         }
         Op::LayerNorm { eps } => {
-            let (weight, bias) = (x(1)?, x(2)?);
-            for (x, out) in x(0)?.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-                kernels.layer_norm(x, weight, bias, *eps, out);
-            }
+            let (x, weight, bias) = (x(0)?, x(1)?, x(2)?);
+            split(pool, out, width, |at, out| {
+                for (x, out) in x[at..].chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                    kernels.layer_norm(x, weight, bias, *eps, out);
+                }
+            });
         }
         Op::Rope { interleaved } => {
-            let tables = (x(1)?, x(2)?);
-            rope(x(0)?, tables, operands[3].i32()?, (shapes[0][2], shapes[0][3], shapes[1][1]), *interleaved, out);
+            let (x, tables, positions) = (x(0)?, (x(1)?, x(2)?), operands[3].i32()?);
+            let (heads, head_dim, pairs) = (shapes[0][2], shapes[0][3], shapes[1][1]);
+            let row = heads * head_dim;
+            split(pool, out, row, |at, out| {
+                let (x, positions) = (&x[at..at + out.len()], &positions[at / row..][..out.len() / row]);
+                rope(x, tables, positions, (heads, head_dim, pairs), *interleaved, out);
+            });
         }
         Op::Add => broadcast(x(0)?, x(1)?, shape, &shapes[1], (out, pool), |a, b| a + b),
         Op::Mul => broadcast(x(0)?, x(1)?, shape, &shapes[1], (out, pool), |a, b| a * b),
-        Op::Scale { factor } => map(x(0)?, out, |x| x * factor),
-        Op::SoftCap { cap } => map(x(0)?, out, |x| cap * (x / cap).tanh()),
-        Op::Sigmoid => map(x(0)?, out, |x| 1.0 / (1.0 + (-x).exp())),
-        Op::Silu => activate(kernels, Nonlinearity::Silu, x(0)?, out),
-        Op::Gelu => activate(kernels, Nonlinearity::Gelu, x(0)?, out),
-        Op::GeluTanh => activate(kernels, Nonlinearity::GeluTanh, x(0)?, out),
+        Op::Scale { factor } => map(x(0)?, (out, pool), |x| x * factor),
+        Op::SoftCap { cap } => map(x(0)?, (out, pool), |x| cap * (x / cap).tanh()),
+        Op::Sigmoid => map(x(0)?, (out, pool), |x| 1.0 / (1.0 + (-x).exp())),
+        Op::Silu => activate((kernels, Nonlinearity::Silu), x(0)?, (out, pool)),
+        Op::Gelu => activate((kernels, Nonlinearity::Gelu), x(0)?, (out, pool)),
+        Op::GeluTanh => activate((kernels, Nonlinearity::GeluTanh), x(0)?, (out, pool)),
         Op::Reshape => out.copy_from_slice(x(0)?),
         Op::Transpose { perm } => {
             let strides = strides(&shapes[0]);
@@ -79,10 +94,13 @@ pub(super) fn compute(
             let strides = strides(&shapes[0]);
             Lines::new(shape, &strides).copy(&x(0)?[start * strides[*axis]..], out, pool);
         }
-        Op::MatMul => mat_mul(x(0)?, x(1)?, &shapes[0], &shapes[1], out),
+        Op::MatMul => mat_mul(x(0)?, x(1)?, &shapes[0], &shapes[1], out, (kernels, pool)),
         Op::Softmax => {
-            out.copy_from_slice(x(0)?);
-            out.chunks_exact_mut(width).for_each(|row| kernels.softmax(row));
+            let x = x(0)?;
+            split(pool, out, width, |at, out| {
+                out.copy_from_slice(&x[at..at + out.len()]);
+                out.chunks_exact_mut(width).for_each(|row| kernels.softmax(row));
+            });
         }
         Op::MaskedFill { drop } => {
             broadcast(
@@ -102,7 +120,7 @@ pub(super) fn compute(
         }
         Op::QuantizeDequantize { scale, zero_point, qmin, qmax } => {
             let grid = Grid::new(*scale, *zero_point, *qmin, *qmax);
-            map(x(0)?, out, |x| grid.round(x));
+            map(x(0)?, (out, pool), |x| grid.round(x));
         }
     }
     Ok(())
@@ -174,13 +192,24 @@ pub(super) fn kv_transpose(
     }
 }
 
-fn map(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
-    out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x));
+/// Call `f(first element, part)` for parts of `out` that are whole rows, on all threads if it is worth it.
+pub(super) fn split(pool: &Pool, out: &mut [f32], row: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+    if out.len() < PARALLEL_ELEMENTS || row == 0 {
+        return f(0, out);
+    }
+    let rows = (out.len() / row).div_ceil(4 * pool.threads()).max(1);
+    pool.for_each_chunk(out, rows * row, &|index, part| f(index * rows * row, part));
 }
 
-fn activate(kernels: &Kernels, function: Nonlinearity, x: &[f32], out: &mut [f32]) {
-    out.copy_from_slice(x);
-    kernels.activate(out, function);
+fn map(x: &[f32], (out, pool): (&mut [f32], &Pool), f: impl Fn(f32) -> f32 + Sync) {
+    split(pool, out, PIECE, |at, out| out.iter_mut().zip(&x[at..]).for_each(|(out, x)| *out = f(*x)));
+}
+
+fn activate((kernels, function): (&Kernels, Nonlinearity), x: &[f32], (out, pool): (&mut [f32], &Pool)) {
+    split(pool, out, PIECE, |at, out| {
+        out.copy_from_slice(&x[at..at + out.len()]);
+        kernels.activate(out, function);
+    });
 }
 
 fn broadcast(
@@ -222,18 +251,21 @@ fn concat(operands: &[Operand<'_>], shapes: &[Vec<usize>], axis: usize, out: &mu
     Ok(())
 }
 
-fn mat_mul(a: &[f32], b: &[f32], a_shape: &[usize], b_shape: &[usize], out: &mut [f32]) {
+fn mat_mul(
+    a: &[f32],
+    b: &[f32],
+    a_shape: &[usize],
+    b_shape: &[usize],
+    out: &mut [f32],
+    (kernels, pool): (&Kernels, &Pool),
+) {
     let (heads, m, k) = (a_shape[1], a_shape[2], a_shape[3]);
     let (groups, n) = (b_shape[1], b_shape[3]);
-    for (head, (a, out)) in a.chunks_exact(m * k).zip(out.chunks_exact_mut(m * n)).enumerate() {
-        let b = &b[head / (heads / groups) * k * n..][..k * n];
-        for (a, out) in a.chunks_exact(k).zip(out.chunks_exact_mut(n)) {
-            out.fill(0.0);
-            for (a, b) in a.iter().zip(b.chunks_exact(n)) {
-                out.iter_mut().zip(b).for_each(|(out, b)| *out += a * b);
-            }
-        }
-    }
+    pool.for_each_chunk(out, m * n, &|head, out| {
+        let (a, b) = (&a[head * m * k..][..m * k], &b[head / (heads / groups) * k * n..][..k * n]);
+        let (a, b) = (Matrix::new(a, m, k, k), Matrix::new(b, k, n, n));
+        kernels.attention_weighted_sum(a, b, false, MatrixMut::new(out, m, n, n));
+    });
 }
 
 /// Row-major strides.

@@ -14,7 +14,7 @@
 mod attention;
 mod component;
 mod execute;
-mod generic;
+pub(crate) mod generic;
 pub mod kernels;
 mod plan;
 pub mod pool;

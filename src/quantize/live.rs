@@ -1,0 +1,61 @@
+//! Weights of a component that is being quantized: those that are decided already are read as what integers leave of them.
+
+use crate::error::Result;
+use crate::graph::{Grid, WeightProvider};
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The checkpoint's weights, seen through the grids that were decided.
+pub struct LiveWeights<'a> {
+    original: &'a (dyn WeightProvider + Sync),
+    decided: RwLock<HashMap<String, Decided>>,
+}
+
+#[derive(Clone)]
+enum Decided {
+    OneGrid(Grid),
+    /// A bias: multiples of a scale an element.
+    Multiples(Arc<Vec<f32>>),
+}
+
+impl<'a> LiveWeights<'a> {
+    /// Nothing decided yet.
+    pub fn new(original: &'a (dyn WeightProvider + Sync)) -> Self {
+        Self { original, decided: RwLock::default() }
+    }
+
+    /// All values of `name` are on `grid`.
+    pub fn decide_grid(&self, name: &str, grid: Grid) {
+        self.decided.write().insert(name.into(), Decided::OneGrid(grid));
+    }
+
+    /// Element `i` of `name` is a multiple of `scales[i]`.
+    pub fn decide_bias(&self, name: &str, scales: Vec<f32>) {
+        self.decided.write().insert(name.into(), Decided::Multiples(Arc::new(scales)));
+    }
+}
+
+impl WeightProvider for LiveWeights<'_> {
+    fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+        self.original.read_rows(name, rows, out)?;
+        let decided = self.decided.read().get(name).cloned();
+        match decided {
+            Some(Decided::OneGrid(grid)) => out.iter_mut().for_each(|value| *value = grid.round(*value)),
+            Some(Decided::Multiples(scales)) => {
+                out.iter_mut()
+                    .zip(scales.iter())
+                    .for_each(|(value, scale)| *value = bias_level(*value, *scale) as f32 * scale);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// The 32-bit integer of a bias.
+pub(super) fn bias_level(value: f32, scale: f32) -> i32 {
+    // The cast saturates, and NaN becomes 0.
+    (f64::from(value) / f64::from(scale)).round_ties_even() as i32
+}
