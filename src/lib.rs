@@ -14,6 +14,7 @@
 //! - [`compile`]: graphs and weights to an artefact.
 //! - [`media`]: image and sound bytes to encoder tensors.
 //! - [`chat`]: typed messages, chat templates, tokenizer, streaming detokenizer.
+//! - [`dataset`]: calibration data in: conversations, plain text, chat sets, token rows, random ids.
 //! - [`engine`]: the engine trait, the built-in CPU engine, engines behind the plug-in ABI (ExecuTorch's in C++ among them).
 //! - [`runner`]: the conversation: KV store, masks, prefill, decode, lookahead, sampling, statistics.
 //! - [`capi`]: the C ABI: guards and conversions only.
@@ -23,6 +24,7 @@ pub mod capi;
 pub mod chat;
 pub mod checkpoint;
 pub mod compile;
+pub mod dataset;
 pub mod engine;
 pub mod error;
 pub mod formats;
@@ -31,6 +33,7 @@ pub mod media;
 pub mod models;
 mod panics;
 pub mod quantize;
+mod random;
 pub mod registry;
 pub mod runner;
 pub mod transform;

@@ -3,9 +3,10 @@
 use crate::chat::{ImageMarkup, SpecialTokens};
 use crate::engine::GraphSignature;
 use crate::error::{Error, Result};
-use crate::media::ImageProcessor;
-use crate::registry::ModelSpec;
+use crate::media::{ImageFamily, ImageProcessor};
+use crate::registry::{ModelSpec, VisionSpec, VisionTower};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -58,6 +59,26 @@ pub struct ImageSection {
     pub processor: ImageProcessor,
     /// The tokens around a picture in a prompt.
     pub markup: ImageMarkup,
+}
+
+impl ImageSection {
+    /// How a checkpoint wants pictures prepared and written: `preprocessor` and `processor` are its
+    /// `preprocessor_config.json` and `processor_config.json`, as far as it has them.
+    ///
+    /// # Errors
+    /// As [`ImageProcessor::from_config`].
+    pub fn from_config(
+        vision: &VisionSpec,
+        preprocessor: Option<&Map<String, Value>>,
+        processor: Option<&Map<String, Value>>,
+    ) -> Result<Self> {
+        let (family, markup) = match vision.tower {
+            VisionTower::Siglip => (ImageFamily::SmolVlm, ImageMarkup::smol_vlm()),
+            VisionTower::InternVit => (ImageFamily::InternVl, ImageMarkup::intern_vl()),
+        };
+        let processor = ImageProcessor::from_config(family, preprocessor, processor, vision.image_size)?;
+        Ok(Self { processor, markup })
+    }
 }
 
 /// One component of an artefact, as read back from the file that was written.

@@ -26,4 +26,5 @@ pub use manifest::{
     ComponentEntry, FileEntry, FormatSummary, GenerationDefaults, ImageSection, MANIFEST_FILE, Manifest,
     SCHEMA_VERSION, check_file_name,
 };
+pub(crate) use writer::hex;
 pub use writer::{ArtefactWriter, ComponentWriter, WrittenComponent};

@@ -18,12 +18,10 @@ use crate::artefact::{
     ArtefactWriter, Component, ComponentEntry, FormatSummary, GenerationDefaults, ImageSection, Manifest,
     SCHEMA_VERSION,
 };
-use crate::chat::ImageMarkup;
 use crate::checkpoint::Checkpoint;
 use crate::engine::cpu::pool::{Pool, physical_cores};
 use crate::error::{Error, Result};
-use crate::media::{ImageFamily, ImageProcessor};
-use crate::registry::{self, ModelSpec, PositionRule, RegistryEntry, Runnable, VisionSpec, VisionTower};
+use crate::registry::{self, ModelSpec, PositionRule, RegistryEntry, Runnable};
 use components::{PlannedComponent, plan_components};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -258,7 +256,9 @@ pub(crate) fn describe(
     components: BTreeMap<String, ComponentEntry>,
 ) -> Result<Manifest> {
     let (format, generator) = Manifest::identity();
-    let image = model.vision.as_ref().map(|vision| image_section(checkpoint, vision)).transpose()?;
+    let (preprocessor, processor) = (checkpoint.preprocessor_config(), checkpoint.processor_config());
+    let section = |vision| ImageSection::from_config(vision, preprocessor, processor);
+    let image = model.vision.as_ref().map(section).transpose()?;
     Ok(Manifest {
         format,
         schema_version: SCHEMA_VERSION,
@@ -274,17 +274,6 @@ pub(crate) fn describe(
         image,
         extra_files: Vec::new(),
     })
-}
-
-/// How the checkpoint wants pictures prepared and written.
-fn image_section(checkpoint: &Checkpoint, vision: &VisionSpec) -> Result<ImageSection> {
-    let (family, markup) = match vision.tower {
-        VisionTower::Siglip => (ImageFamily::SmolVlm, ImageMarkup::smol_vlm()),
-        VisionTower::InternVit => (ImageFamily::InternVl, ImageMarkup::intern_vl()),
-    };
-    let (preprocessor, processor) = (checkpoint.preprocessor_config(), checkpoint.processor_config());
-    let processor = ImageProcessor::from_config(family, preprocessor, processor, vision.image_size)?;
-    Ok(ImageSection { processor, markup })
 }
 
 /// Report progress; an error if the caller wants to stop.
