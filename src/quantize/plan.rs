@@ -128,6 +128,12 @@ impl GraphPlan {
         planner.finish()
     }
 
+    /// Nothing becomes an integer.
+    pub fn empty(graph: &Graph) -> Self {
+        let produced = vec![None; graph.values.len()];
+        Self { slots: Vec::new(), produced, consumed: BTreeMap::new(), weights: BTreeMap::new(), layers: Vec::new() }
+    }
+
     /// The slot of a value, by its name.
     pub fn slot_of<'p>(&'p self, graph: &Graph, value: &str) -> Option<&'p Slot> {
         let at = graph.values.iter().position(|known| known.info.name == value)?;
@@ -158,14 +164,8 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(graph: &'a Graph, recipe: &'a Recipe) -> Self {
-        let plan = GraphPlan {
-            slots: Vec::new(),
-            produced: vec![None; graph.values.len()],
-            consumed: BTreeMap::new(),
-            weights: BTreeMap::new(),
-            layers: Vec::new(),
-        };
-        Self { graph, recipe, parent: (0..graph.values.len()).collect(), slot_of_root: BTreeMap::new(), plan }
+        let (parent, plan) = ((0..graph.values.len()).collect(), GraphPlan::empty(graph));
+        Self { graph, recipe, parent, slot_of_root: BTreeMap::new(), plan }
     }
 
     /// Put the values of operators that only move them together.

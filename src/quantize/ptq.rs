@@ -17,6 +17,7 @@ use super::weight_options::{InputMoments, WeightOptions, quantize_weight};
 use crate::engine::cpu::pool::Pool;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Graph, Grid, Node, Op, TensorInfo, WeightProvider};
+use half::{bf16, f16};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -64,6 +65,14 @@ impl<'a> Ptq<'a> {
             }
         };
         seen.encodings(self.plan, &table)
+    }
+
+    /// The grids of activations that nothing needs to be observed for: of a component that only looks up rows.
+    ///
+    /// # Errors
+    /// As [`encodings`](Self::encodings).
+    pub fn table_encodings(&self) -> Result<Encodings> {
+        self.encodings(&Observations::default())
     }
 
     /// Quantize the weights into the file `path`, each as it is by itself.
@@ -136,6 +145,20 @@ impl<'a> Ptq<'a> {
         graph.nodes.iter().filter(is_matrix).collect()
     }
 
+    fn smallest_float(&self, info: &TensorInfo) -> Result<DType> {
+        let (mut half, mut brain) = (true, true);
+        self.for_each_chunk(info, &mut |_, values| {
+            half &= values.iter().all(|&value| f16::from_f32(value).to_f32() == value);
+            brain &= values.iter().all(|&value| bf16::from_f32(value).to_f32() == value);
+            Ok(())
+        })?;
+        Ok(match (half, brain) {
+            (true, _) => DType::F16,
+            (false, true) => DType::BF16,
+            (false, false) => DType::F32,
+        })
+    }
+
     fn range_of_weight(&self, info: &TensorInfo) -> Result<ValueRange> {
         let mut range = ValueRange::default();
         self.for_each_chunk(info, &mut |_, values| {
@@ -160,6 +183,41 @@ impl<'a> Ptq<'a> {
             f(first, &values)?;
         }
         Ok(())
+    }
+}
+
+/// Write the weights of a component that stays float: each in the smallest of f16, bf16 and f32 that holds all its values exactly.
+///
+/// # Errors
+/// What the weights report, I/O errors, what `progress` returns.
+pub fn write_float(
+    graph: &Graph,
+    weights: &(dyn WeightProvider + Sync),
+    path: &Path,
+    pool: &Arc<Pool>,
+    progress: &mut LayerProgress<'_>,
+) -> Result<QuantizedWeights> {
+    let empty = GraphPlan::empty(graph);
+    let ptq = Ptq { graph, plan: &empty, weights, pool: Arc::clone(pool) };
+    let infos = graph.weights().collect::<Vec<_>>();
+    let mut stored = BTreeMap::new();
+    for info in &infos {
+        stored.insert(info.name.clone(), StoredWeight::float(&info.shape, ptq.smallest_float(info)?));
+    }
+    let mut writer = QdqWriter::create(path, &stored)?;
+    for (number, info) in infos.iter().enumerate() {
+        progress(&info.name, number, infos.len())?;
+        let dtype = stored[&info.name].dtype;
+        ptq.for_each_chunk(info, &mut |_, values| writer.append(&info.name, &float_bytes(dtype, values)))?;
+    }
+    Ok(QuantizedWeights { stored, file: writer.finish()? })
+}
+
+fn float_bytes(dtype: DType, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
     }
 }
 

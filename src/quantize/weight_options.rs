@@ -3,7 +3,7 @@ use super::*;
 use crate::engine::cpu::pool::Pool;
 use crate::error::Result;
 /// x
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub struct WeightOptions {}
 impl WeightOptions {
     pub fn need_moments(&self) -> bool {

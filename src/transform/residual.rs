@@ -141,7 +141,9 @@ fn writers(graph: &Graph) -> HashMap<String, Channels> {
             match node.op {
                 Op::Scale { .. } => branch = producer[node.inputs[0].0 as usize],
                 Op::Linear | Op::RmsNorm { .. } => {
-                    node.inputs[1..].iter().for_each(|id| drop(writers.insert(name(id.0 as usize), Channels::Rows)));
+                    for id in &node.inputs[1..] {
+                        writers.insert(name(id.0 as usize), Channels::Rows);
+                    }
                     break;
                 }
                 _ => break,
