@@ -71,6 +71,25 @@ pub enum Error {
         /// Its own words.
         reason: String,
     },
+    /// A stage of the pipeline failed; its code is that of the cause.
+    #[error("[{stage}] {source}")]
+    Stage {
+        /// Name of the stage, e.g. `quantization`.
+        stage: &'static str,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// The pipeline was set up wrong; found before any stage ran.
+    #[error("pipeline configuration: {0}")]
+    Config(String),
+    /// An engine or backend that this build does not have, or that cannot do what was asked.
+    #[error("engine {engine} is not available: {reason}")]
+    EngineNotAvailable {
+        /// Its name.
+        engine: String,
+        /// Why, and what there is instead.
+        reason: String,
+    },
     /// A bug of this library.
     #[error("internal error: {0} (please report this)")]
     Internal(String),
@@ -125,6 +144,9 @@ impl Error {
             Error::Busy(_) => Status::Busy,
             Error::Cancelled => Status::Cancelled,
             Error::Engine { .. } => Status::Engine,
+            Error::Stage { source, .. } => source.code(),
+            Error::Config(_) => Status::InvalidArgument,
+            Error::EngineNotAvailable { .. } => Status::Unsupported,
             Error::Internal(_) => Status::Internal,
         }
     }

@@ -12,6 +12,7 @@
 //! - [`quantize`]: what integers mean, how their ranges are found, how weights become integers.
 //! - [`artefact`]: a compiled model on disk: manifest and component files.
 //! - [`compile`]: graphs and weights to an artefact.
+//! - [`pipeline`]: preparation, quantization, compilation and inference as stages.
 //! - [`media`]: image and sound bytes to encoder tensors.
 //! - [`chat`]: typed messages, chat templates, tokenizer, streaming detokenizer.
 //! - [`dataset`]: calibration data in: conversations, plain text, chat sets, token rows, random ids.
@@ -32,6 +33,7 @@ pub mod graph;
 pub mod media;
 pub mod models;
 mod panics;
+pub mod pipeline;
 pub mod quantize;
 mod random;
 pub mod registry;

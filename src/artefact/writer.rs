@@ -134,6 +134,11 @@ impl ArtefactWriter {
         Ok(Self { target, partial })
     }
 
+    /// The folder in which the artefact is built.
+    pub fn directory(&self) -> &Path {
+        &self.partial
+    }
+
     /// Path of a file of the artefact while it is being built.
     ///
     /// # Errors

@@ -1,13 +1,14 @@
 //! `etgenai bench`: load time, encoder time of a picture, prefill and decode speed, memory; with `--ops` the time operator
 //! by operator.
 
-use super::machine::{memory_read_speed, peak_memory_bytes};
+use super::machine::memory_read_speed;
 use super::output::{self, Align, Spread, Table, print_fields, print_json, print_line};
 use super::progress::Progress;
 use super::{Outcome, interrupt, positive};
 use etgenai::engine::OpProfile;
 use etgenai::engine::cpu::pool::physical_cores;
 use etgenai::media::{PixelTensor, TileLayout};
+use etgenai::pipeline::memory::peak_memory_bytes;
 use etgenai::runner::{Runner, RunnerOptions, SamplingOptions};
 use etgenai::{Error, Result};
 use serde_json::{Value, json};

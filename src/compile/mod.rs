@@ -235,7 +235,7 @@ fn identify(checkpoint: &Checkpoint, options: &CompileOptions) -> Result<ModelSp
     Ok(spec)
 }
 
-fn check_entry(entry: &RegistryEntry, spec: &ModelSpec) -> Result<()> {
+pub(crate) fn check_entry(entry: &RegistryEntry, spec: &ModelSpec) -> Result<()> {
     if let Runnable::NotYet { why } = entry.runnable {
         return Err(Error::Unsupported(format!("model {} cannot be compiled yet: {why}", entry.name)));
     }

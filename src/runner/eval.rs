@@ -57,24 +57,8 @@ pub fn perplexity(
     options: &EvalOptions,
     progress: &mut dyn FnMut(&EvalProgress) -> Flow,
 ) -> Result<Perplexity> {
-    let capacity = decoder.context_capacity();
-    if !(2..=capacity).contains(&options.window) {
-        return Err(Error::invalid(format!(
-            "window is {}, it must be from 2 to the context capacity of {capacity} tokens",
-            options.window
-        )));
-    }
-    let long_enough =
-        |window: &&[u32]| window.len() == options.window || !options.full_windows_only && window.len() > 1;
-    let windows: Vec<&[u32]> = tokens.chunks(options.window).filter(long_enough).collect();
+    let windows = eval_windows(tokens, options, decoder.context_capacity())?;
     let total: usize = windows.iter().map(|window| window.len() - 1).sum();
-    if total == 0 {
-        let have = tokens.len();
-        return Err(Error::invalid(format!(
-            "a text of {have} tokens has nothing to score in windows of {}",
-            options.window
-        )));
-    }
     let engine_before = decoder.engine_ms();
     let (mut nll, mut scored) = (0.0, 0);
     let mut score = |logits: &[f32], target: u32| {
@@ -97,6 +81,30 @@ pub fn perplexity(
     })
 }
 
+/// The windows that a text is scored in, each of at least 2 tokens.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a window that is not from 2 to `capacity` tokens, or a text with nothing to score.
+pub fn eval_windows<'t>(tokens: &'t [u32], options: &EvalOptions, capacity: usize) -> Result<Vec<&'t [u32]>> {
+    if !(2..=capacity).contains(&options.window) {
+        return Err(Error::invalid(format!(
+            "window is {}, it must be from 2 to the context capacity of {capacity} tokens",
+            options.window
+        )));
+    }
+    let long_enough =
+        |window: &&[u32]| window.len() == options.window || !options.full_windows_only && window.len() > 1;
+    let windows: Vec<&[u32]> = tokens.chunks(options.window).filter(long_enough).collect();
+    if windows.is_empty() {
+        let have = tokens.len();
+        return Err(Error::invalid(format!(
+            "a text of {have} tokens has nothing to score in windows of {}",
+            options.window
+        )));
+    }
+    Ok(windows)
+}
+
 fn score_window(
     decoder: &mut Decoder,
     window: &[u32],
@@ -116,7 +124,10 @@ fn score_window(
 }
 
 /// `log(sum(exp(logits))) - logits[target]`, in double precision.
-fn negative_log_likelihood(logits: &[f32], target: u32) -> Result<f64> {
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a target outside of the logits, [`Error::Engine`] for logits that are not finite.
+pub fn negative_log_likelihood(logits: &[f32], target: u32) -> Result<f64> {
     let Some(&chosen) = logits.get(target as usize) else {
         let vocabulary = logits.len();
         return Err(Error::invalid(format!("token id {target} is outside the decoder's vocabulary of {vocabulary}")));

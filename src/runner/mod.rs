@@ -33,7 +33,7 @@ mod token_embedding;
 
 pub use contract::{DecoderContract, LayerShape, StepGraph, StepInput};
 pub use decoder::{Decoder, DecoderParts, DecodingMode, EachRow, Progress};
-pub use eval::{EvalOptions, EvalProgress, Perplexity, perplexity};
+pub use eval::{EvalOptions, EvalProgress, Perplexity, eval_windows, negative_log_likelihood, perplexity};
 pub use event::{CancelHandle, Event, Flow, StopReason, TurnResult};
 pub use logits::LogitsEncoding;
 pub use lookahead::{LookaheadOptions, LookaheadStats};

@@ -2,7 +2,7 @@
 
 use super::super::chat::turn_json;
 use super::super::output::print_piece;
-use super::super::{Failure, Outcome, interrupt, machine};
+use super::super::{Failure, Outcome, interrupt};
 use super::flags::{Flags, Prompts};
 use super::inputs;
 use super::model::template_name;
@@ -300,7 +300,7 @@ fn accepted(runner: &Runner) -> Option<usize> {
 }
 
 fn peak_mebibytes() -> f64 {
-    machine::peak_memory_bytes().map_or(0.0, |bytes| bytes as f64 / (1 << 20) as f64)
+    etgenai::pipeline::memory::peak_memory_bytes().map_or(0.0, |bytes| bytes as f64 / (1 << 20) as f64)
 }
 
 /// Now, in milliseconds since the Unix epoch.

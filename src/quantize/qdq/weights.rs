@@ -6,7 +6,7 @@ use crate::graph::{DType, WeightProvider};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
@@ -32,7 +32,7 @@ struct Weight {
 }
 
 /// What the file says of a weight, found by looking at its integers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WeightSummary {
     /// Name of the weight.
     pub name: String,
@@ -47,6 +47,17 @@ pub struct WeightSummary {
     pub saturated: f64,
     /// Bytes of integers at that width, and of scales, as a device stores them.
     pub device_bytes: u64,
+}
+
+impl WeightSummary {
+    /// `int4`, `uint16`, `f16`, …: what a device needs to hold it.
+    pub fn format_name(&self) -> String {
+        match (self.stored.form, self.stored.dtype) {
+            (StoredForm::Float, dtype) => dtype.name().into(),
+            (_, DType::U8 | DType::U16) => format!("uint{}", self.bits),
+            _ => format!("int{}", self.bits),
+        }
+    }
 }
 
 impl QdqWeights {
