@@ -13,7 +13,8 @@ const DEFAULT_MAX_CONTEXT: usize = 512;
 const MAX_RANDOM_TOKENS: usize = 1 << 26;
 
 /// Sources of calibration data and how they are cut. Nothing is chosen by default.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DatasetOptions {
     /// JSON files: a list of conversations with the files they show (`--calib-samples`).
     pub samples: Vec<PathBuf>,
@@ -102,6 +103,7 @@ impl DatasetOptions {
 
 /// Token ids that are uniform over the vocabulary. Their ranges say little about real text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct RandomData {
     /// Number of rows, 128 by default.
     pub samples: usize,

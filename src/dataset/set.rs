@@ -73,6 +73,19 @@ pub enum SourceKind {
 }
 
 impl CalibrationSet {
+    /// A set without samples, for a model whose ranges were found before. Nothing else can be done with it.
+    pub fn empty() -> Self {
+        let fingerprint = hex(&Sha256::digest([]));
+        Self {
+            samples: Vec::new(),
+            sources: Vec::new(),
+            smoke_only: false,
+            joined: JoinedSources { samples: 0, fingerprint: fingerprint.clone() },
+            fingerprint,
+            shard: None,
+        }
+    }
+
     /// Whether any sample has a picture or sound. Without one there is nothing to calibrate an encoder with.
     pub fn has_media(&self) -> bool {
         self.samples.iter().any(|sample| !sample.media.is_empty())

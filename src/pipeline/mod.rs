@@ -6,18 +6,27 @@
 //! - [`evaluation`]: how good a quantized model is.
 //! - [`report`]: what a quantization did.
 //! - [`memory`]: how much memory it took.
+//! - [`options`], [`stages`], [`orchestrator`]: what is asked for, the four stages over an artifact directory, and the pipeline
+//!   that runs them.
 
 pub mod context;
 pub mod evaluation;
 mod files;
+mod ledger;
 pub mod memory;
+pub mod options;
+pub mod orchestrator;
 pub mod preparation;
 pub mod quantization;
 pub mod report;
 mod runner;
+pub mod stages;
 
 pub use context::{Backend, EngineProxy, EngineType, PipelineContext, PipelineContextBuilder, StageName};
+pub use options::PipelineOptions;
+pub use orchestrator::{EventFn, Pipeline, PipelineEvent, PipelineOutcome, PipelineStep, StageOutcome, StageState};
 pub use preparation::{PreparationOptions, PreparedModel};
 pub use quantization::{ObservationsFile, QuantizationInput, QuantizedModel, load_calibration, observe, quantize};
 pub use report::QuantizationReport;
 pub use runner::open_runner;
+pub use stages::{CompilationStage, InferenceStage, PreparationStage, QuantizationStage, Reply};

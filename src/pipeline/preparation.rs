@@ -19,7 +19,7 @@ pub const DEFAULT_MAX_SEQ_LEN: usize = 512;
 
 /// How a checkpoint is prepared.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct PreparationOptions {
     /// Name of the model in the registry, in any case; the checkpoint must be that model. `None`: as the checkpoint says.
     pub model: Option<String>,

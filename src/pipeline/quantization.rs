@@ -94,6 +94,20 @@ impl ObservationsFile {
         write_atomically(path, &json)
     }
 
+    /// Whether all samples were looked at.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] with both numbers if the work was interrupted.
+    pub fn check_complete(&self) -> Result<()> {
+        let (seen, all) = (self.observed.samples, self.calibration.samples);
+        match seen == all {
+            true => Ok(()),
+            false => Err(Error::InvalidState(format!(
+                "the observations are of {seen} of {all} samples: the calibration was interrupted; give the same command again,                  which goes on where it ended"
+            ))),
+        }
+    }
+
     /// Join observations of different samples of the same set.
     ///
     /// # Errors
@@ -188,12 +202,18 @@ pub fn quantize(input: QuantizationInput<'_>, out: &Path, step: &mut StepFn<'_>)
     let writer = ArtefactWriter::create(out)?;
     let (weights, text) = (prepared.weights()?, prepared.text()?);
     let name = &prepared.graphs().model.name;
+    let mut given = None;
     let (calibration, seen) = match observations {
         Some(file) if file.model != *name => {
             let model = file.model;
             return Err(Error::invalid(format!("the observations are of {model}, but the model is {name}")));
         }
-        Some(file) => (file.calibration, file.observed),
+        Some(file) => {
+            file.check_complete()?;
+            given = Some(file.observed.clone());
+            // Whatever the set is: nothing of it is looked at again.
+            (file.calibration, Observed { samples: set.samples.len(), ..file.observed })
+        }
         None => {
             let calibration = CalibrationSummary::of(set);
             let seen = unfinished.map(|path| resume(path, name, &calibration)).transpose()?;
@@ -231,7 +251,7 @@ pub fn quantize(input: QuantizationInput<'_>, out: &Path, step: &mut StepFn<'_>)
     }
     let json = serde_json::to_vec_pretty(&graphs).map_err(|e| Error::internal(format!("graphs: {e}")))?;
     writer.write_file(GRAPHS_FILE, &json)?;
-    let observed = ObservationsFile::new(name, calibration.clone(), last);
+    let observed = ObservationsFile::new(name, calibration.clone(), given.unwrap_or(last));
     let json = serde_json::to_vec(&observed).map_err(|e| Error::internal(format!("observations: {e}")))?;
     writer.write_file(OBSERVATIONS_FILE, &json)?;
     let (format, generator) = Manifest::quantized_identity();

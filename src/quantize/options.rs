@@ -48,7 +48,7 @@ pub enum ResidualChannels {
 
 /// How a model is quantized.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct QuantizeOptions {
     /// Recipes by component, in place of the model's own.
     pub recipes: BTreeMap<String, Recipe>,

@@ -5,10 +5,11 @@
 //! its settings out.
 
 use super::dtype::{QuantDtype, WeightGranularity};
-use super::observer::ObserverKind;
+use super::observer::{Observer, ObserverKind};
 use crate::error::{Error, Result};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Kinds of layers that rules tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -93,6 +94,9 @@ struct Written {
     rules: Vec<Rule>,
     #[serde(default)]
     kv8: bool,
+    /// How ranges of activations are found where no rule says.
+    #[serde(default)]
+    observer: ObserverKind,
 }
 
 /// Which layer gets which integers.
@@ -107,7 +111,10 @@ pub struct Recipe {
 impl Recipe {
     /// A recipe without rules.
     pub fn new(default: QuantDtype) -> Self {
-        Self { written: Written { default, rules: Vec::new(), kv8: false }, patterns: Vec::new() }
+        Self {
+            written: Written { default, rules: Vec::new(), kv8: false, observer: ObserverKind::MinMax },
+            patterns: Vec::new(),
+        }
     }
 
     /// Add a rule; of rules with the same priority it counts most.
@@ -137,6 +144,17 @@ impl Recipe {
         self.written.kv8 = on;
     }
 
+    /// Find all ranges of activations this way, whatever the rules say.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a setting of the observer that is out of range.
+    pub fn set_observer(&mut self, kind: ObserverKind) -> Result<()> {
+        Observer::new(kind)?;
+        self.written.observer = kind;
+        self.written.rules.iter_mut().for_each(|rule| rule.observer = kind);
+        Ok(())
+    }
+
     /// Whether the KV cache is kept in 8 bits.
     pub fn kv8(&self) -> bool {
         self.written.kv8
@@ -164,6 +182,13 @@ impl Recipe {
     /// [`Error::Format`] naming the line and what is wrong there: an unknown key, a dtype that does not exist.
     pub fn from_json(json: &str, origin: &str) -> Result<Self> {
         let wrong = |field: String, reason: String| Error::format(origin, field, reason);
+        if let Ok(Value::Object(fields)) = serde_json::from_str(json)
+            && let Some(rotation) = ["r1", "r2"].into_iter().find(|rotation| fields.contains_key(*rotation))
+        {
+            return Err(Error::Unsupported(format!(
+                "{origin}: {rotation}: SpinQuant no longer supported; only the rotation r3 is there, and it is chosen for a model"
+            )));
+        }
         let written: Written = serde_json::from_str(json)
             .map_err(|error| wrong(format!("line {}, column {}", error.line(), error.column()), error.to_string()))?;
         Self::from_written(written).map_err(|(index, error)| wrong(format!("rules[{index}]"), error.to_string()))
@@ -173,6 +198,7 @@ impl Recipe {
     fn from_written(written: Written) -> std::result::Result<Self, (usize, Error)> {
         let mut recipe = Self::new(written.default);
         recipe.set_kv8(written.kv8);
+        recipe.written.observer = written.observer;
         for (index, rule) in written.rules.into_iter().enumerate() {
             recipe.add(rule).map_err(|error| (index, error))?;
         }
@@ -207,7 +233,7 @@ impl Recipe {
             None => LayerPlan {
                 dtype: self.written.default,
                 granularity: WeightGranularity::PerTensor,
-                observer: ObserverKind::MinMax,
+                observer: self.written.observer,
                 symmetric_activations: false,
                 rule: None,
             },
@@ -292,6 +318,18 @@ mod tests {
     }
 
     #[test]
+    fn one_observer_can_be_asked_for_everywhere() {
+        let mut recipe = Recipe::new(QuantDtype::A16W4);
+        recipe.add(Rule::for_name("lm_head", QuantDtype::A16W8, PerChannel)).unwrap();
+        recipe.set_observer(ObserverKind::Histogram).unwrap();
+        let again = self::recipe(&recipe.to_json().unwrap()).expect("what was written");
+        for name in ["lm_head", "x"] {
+            assert_eq!(again.plan(&[name], LayerKind::Linear).observer, ObserverKind::Histogram);
+        }
+        assert!(recipe.set_observer(ObserverKind::Percentile(2.0)).is_err());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let error = |json: &str| recipe(json).expect_err("a mistake").to_string();
         assert!(error(r#"{"default": "16a4x"}"#).contains("16a4x"));
@@ -301,5 +339,6 @@ mod tests {
         let blocks = error(r#"{"default": "16a4w", "rules": [{"dtype": "16a8w", "granularity": {"per_block": 32}}]}"#);
         assert!(blocks.contains("blocks are for 4-bit weights, not for 16a8w"), "{blocks}");
         assert!(error("[").contains("line 1"));
+        assert!(error(r#"{"default": "16a4w", "r1": true}"#).contains("r1: SpinQuant no longer supported"));
     }
 }
