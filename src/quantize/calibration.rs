@@ -5,6 +5,7 @@ use super::forward::{Forward, Sequence};
 use super::observer::Observer;
 use super::plan::{GraphPlan, RangeRule, moves_values};
 use super::range::ValueRange;
+use crate::engine::cpu::kernels::Kernels;
 use crate::engine::cpu::pool::Pool;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Graph, Node, ValueId, ValueKind};
@@ -222,42 +223,32 @@ pub fn observe(
 
 /// Smallest and largest finite value, on all threads.
 pub(super) fn range_of(values: &[f32], pool: &Pool) -> ValueRange {
-    let range = Mutex::new(ValueRange::default());
+    let (range, kernels) = (Mutex::new(ValueRange::default()), Kernels::detect());
     let pieces = values.len().div_ceil(PIECE);
     pool.run(pieces, &|piece| {
-        let part = range_of_piece(&values[piece * PIECE..values.len().min((piece + 1) * PIECE)]);
+        let part = range_of_piece(&kernels, &values[piece * PIECE..values.len().min((piece + 1) * PIECE)]);
         let mut range = range.lock();
         *range = range.union(part);
     });
     range.into_inner()
 }
 
-/// Eight lanes, which compilers make one register of.
-fn range_of_piece(values: &[f32]) -> ValueRange {
-    let (mut min, mut max) = ([f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
-    let chunks = values.chunks_exact(8);
-    let rest = ValueRange::of(chunks.remainder());
-    for chunk in chunks {
-        for lane in 0..8 {
-            // A comparison with NaN is false, which leaves it out.
-            min[lane] = if chunk[lane] < min[lane] { chunk[lane] } else { min[lane] };
-            max[lane] = if chunk[lane] > max[lane] { chunk[lane] } else { max[lane] };
-        }
-    }
-    let range = min.iter().zip(&max).fold(rest, |range, (&min, &max)| range.union(ValueRange { min, max }));
-    let infinite = range.min == f32::NEG_INFINITY || range.max == f32::INFINITY;
-    if infinite { ValueRange::of(values) } else { range }
+fn range_of_piece(kernels: &Kernels, values: &[f32]) -> ValueRange {
+    let (min, max) = kernels.range(values);
+    let infinite = min == f32::NEG_INFINITY || max == f32::INFINITY;
+    // With an infinity among them (and always if there is no value) the slow way looks at each.
+    if infinite { ValueRange::of(values) } else { ValueRange { min, max } }
 }
 
 /// As [`range_of`], of scores in rows of `width`.
 fn range_of_scores(values: &[f32], width: usize, pool: &Pool) -> ValueRange {
-    let range = Mutex::new(ValueRange::default());
+    let (range, kernels) = (Mutex::new(ValueRange::default()), Kernels::detect());
     let rows = (PIECE / width).max(1);
     let pieces = values.len().div_ceil(rows * width);
     pool.run(pieces, &|piece| {
         let part = &values[piece * rows * width..values.len().min((piece + 1) * rows * width)];
         let part = part.chunks_exact(width).fold(ValueRange::default(), |range, row| {
-            let row = range_of_piece(row);
+            let row = range_of_piece(&kernels, row);
             let floor = row.max - NEGLIGIBLE_SCORE;
             if row.is_empty() { range } else { range.union(ValueRange::new(row.min.max(floor), row.max)) }
         });
@@ -268,8 +259,9 @@ fn range_of_scores(values: &[f32], width: usize, pool: &Pool) -> ValueRange {
 }
 
 fn clip_scores(values: &[f32], width: usize) -> Vec<f32> {
+    let kernels = Kernels::detect();
     let clip = |row: &[f32]| {
-        let floor = range_of_piece(row).max - NEGLIGIBLE_SCORE;
+        let floor = range_of_piece(&kernels, row).max - NEGLIGIBLE_SCORE;
         row.iter().map(|value| value.max(floor)).collect::<Vec<_>>()
     };
     values.chunks_exact(width).flat_map(clip).collect()

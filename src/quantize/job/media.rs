@@ -27,6 +27,14 @@ pub(super) enum SampleRows {
 }
 
 impl SampleRows {
+    /// The first `tokens` of them.
+    pub fn first(&self, tokens: usize, width: usize) -> Self {
+        match self {
+            SampleRows::Tokens(ids) => SampleRows::Tokens(ids[..ids.len().min(tokens)].to_vec()),
+            SampleRows::Hidden(rows) => SampleRows::Hidden(rows[..rows.len().min(tokens * width)].to_vec()),
+        }
+    }
+
     /// Number of tokens.
     pub fn length(&self, width: usize) -> usize {
         match self {

@@ -11,11 +11,13 @@ mod ranges;
 use super::calibration::Observations;
 use super::check::Comparison;
 use super::component::ComponentFile;
+use super::dtype::{QuantDtype, WeightGranularity};
 use super::forward::{Forward, Input, Sequence};
 use super::graphs::ModelGraphs;
 use super::inputs::{DecoderInputs, Rows};
 use super::options::{EncoderRows, QuantizeOptions, ResidualChannels};
 use super::qdq::WrittenFile;
+use super::recipe::Rule;
 use crate::artefact::{TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use crate::chat::EncodeOptions;
 use crate::dataset::{CalibrationSet, ModelText};
@@ -38,6 +40,9 @@ const PROBE: &str = "On the first morning of the week the harbour was quiet. Two
                      about 9:30, somebody counted 17 crates of fish, 4 of them empty.";
 /// Tokens of it that are looked at.
 const PROBE_TOKENS: usize = 64;
+
+/// Nodes that turn queries and keys.
+const R3_NODES: &str = "_r3$";
 
 /// Part of the work on a component.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -240,7 +245,12 @@ impl<'a> Job<'a> {
     ) -> Result<Part<'p>> {
         let form = DecoderForm { residual_scaling: scaled, ..self.graphs.form };
         let recipe = self.options.recipe(self.name(), TEXT_DECODER)?;
-        let recipe = recipe.ok_or_else(|| Error::internal("a decoder always has a recipe"))?;
+        let mut recipe = recipe.ok_or_else(|| Error::internal("a decoder always has a recipe"))?;
+        if form.r3 {
+            // A constant of a graph and no weight of the model: its 16 bits cost nothing.
+            let rule = Rule::for_name(R3_NODES, QuantDtype::A16W16, WeightGranularity::PerTensor);
+            recipe.add(Rule { priority: i32::MAX, ..rule })?;
+        }
         let graphs = ModelGraphs { form, ..self.graphs.clone() };
         Ok(Part { job: self, component: TEXT_DECODER, graphs, weights, recipe, rows })
     }

@@ -70,6 +70,8 @@ struct Table {
     add: ZipFn,
     scale: unsafe fn(&mut [f32], f32),
     soft_cap: unsafe fn(&mut [f32], f32),
+    /// `(x, smallest and largest element)`
+    range: unsafe fn(&[f32], &mut [f32; 2]),
     softmax: unsafe fn(&mut [f32]),
     /// `([n][16], scale, 16 sums)`.
     softmax_panel: unsafe fn(&mut [f32], f32, &mut [f32; PANEL]),
@@ -107,6 +109,7 @@ macro_rules! instantiate {
             add: generic::add,
             scale: generic::scale,
             soft_cap: generic::soft_cap,
+            range: generic::range,
             softmax: generic::softmax,
             softmax_panel: generic::softmax_panel,
             product: generic::product,
@@ -141,6 +144,7 @@ macro_rules! instantiate {
                 add(a: &[f32], b: &[f32], out: &mut [f32]);
                 scale(row: &mut [f32], factor: f32);
                 soft_cap(row: &mut [f32], cap: f32);
+                range(x: &[f32], range: &mut [f32; 2]);
                 softmax(row: &mut [f32]);
             );
             crate::engine::cpu::kernels::instantiate!(@product $vector, [$($features)?],
@@ -330,6 +334,14 @@ impl Kernels {
     pub fn soft_cap(&self, row: &mut [f32], cap: f32) {
         // SAFETY: see `rms_norm`.
         unsafe { (self.table.soft_cap)(row, cap) }
+    }
+
+    /// Smallest and largest element, NaN left out; infinity and minus infinity if there is none.
+    pub fn range(&self, x: &[f32]) -> (f32, f32) {
+        let mut range = [0.0; 2];
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.table.range)(x, &mut range) };
+        (range[0], range[1])
     }
 
     /// Softmax of one row; values 87 below the largest become exactly 0.

@@ -394,6 +394,21 @@ fn erfc(x: f64) -> f64 {
 }
 
 #[test]
+fn ranges_leave_nan_out_whatever_the_length() {
+    for kernels in Kernels::available() {
+        for length in [0, 1, 7, 8, 31, 32, 33, 100] {
+            let mut values = (0..length).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.5).collect::<Vec<_>>();
+            let expected = values
+                .iter()
+                .fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &value| (low.min(value), high.max(value)));
+            assert_eq!(kernels.range(&values), expected, "{} {length}", kernels.name());
+            values.insert(length / 2, f32::NAN);
+            assert_eq!(kernels.range(&values), expected, "{} {length} with NaN", kernels.name());
+        }
+    }
+}
+
+#[test]
 fn soft_cap_keeps_relative_precision_near_zero() {
     for kernels in Kernels::available() {
         let mut row = sweep();

@@ -275,6 +275,36 @@ pub(super) unsafe fn soft_cap<V: Vector>(row: &mut [f32], cap: f32) {
     map!(V, row, |x| tanh(x.mul(V::splat(1.0 / cap))).mul(V::splat(cap)));
 }
 
+/// Smallest and largest element, NaN left out; infinity and minus infinity if there is none.
+#[inline(always)]
+pub(super) unsafe fn range<V: Vector>(x: &[f32], range: &mut [f32; 2]) {
+    /// Independent chains, so that none waits for another.
+    const CHAINS: usize = 4;
+    let step = CHAINS * V::LANES;
+    let whole = x.len() - x.len() % step;
+    // SAFETY: every access is within `x`; instructions as the caller promises.
+    unsafe {
+        let mut smallest = [V::splat(f32::INFINITY); CHAINS];
+        let mut largest = [V::splat(f32::NEG_INFINITY); CHAINS];
+        for i in (0..whole).step_by(step) {
+            for chain in 0..CHAINS {
+                let values = V::load(x.as_ptr().add(i + chain * V::LANES));
+                smallest[chain] = values.min(smallest[chain]);
+                largest[chain] = values.max(largest[chain]);
+            }
+        }
+        let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
+        for chain in 0..CHAINS {
+            low = low.min(-V::splat(0.0).sub(smallest[chain]).largest());
+            high = high.max(largest[chain].largest());
+        }
+        for &value in &x[whole..] {
+            (low, high) = (low.min(value), high.max(value));
+        }
+        *range = [low, high];
+    }
+}
+
 #[inline(always)]
 pub(super) unsafe fn softmax<V: Vector>(row: &mut [f32]) {
     let whole = row.len() - row.len() % V::LANES;
