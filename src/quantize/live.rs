@@ -1,6 +1,7 @@
 //! Weights of a component that is being quantized: those that are decided already are read as what integers leave of them.
 
-use crate::error::Result;
+use super::weight::QuantizedWeight;
+use crate::error::{Error, Result};
 use crate::graph::{Grid, WeightProvider};
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -18,6 +19,8 @@ enum Decided {
     OneGrid(Grid),
     /// A bias: multiples of a scale an element.
     Multiples(Arc<Vec<f32>>),
+    /// A table whose rows have grids of their own.
+    Integers(Arc<QuantizedWeight>),
 }
 
 impl<'a> LiveWeights<'a> {
@@ -31,6 +34,11 @@ impl<'a> LiveWeights<'a> {
         self.decided.write().insert(name.into(), Decided::OneGrid(grid));
     }
 
+    /// `name` has these integers.
+    pub fn decide_integers(&self, name: &str, weight: Arc<QuantizedWeight>) {
+        self.decided.write().insert(name.into(), Decided::Integers(weight));
+    }
+
     /// Element `i` of `name` is a multiple of `scales[i]`.
     pub fn decide_bias(&self, name: &str, scales: Vec<f32>) {
         self.decided.write().insert(name.into(), Decided::Multiples(Arc::new(scales)));
@@ -39,8 +47,16 @@ impl<'a> LiveWeights<'a> {
 
 impl WeightProvider for LiveWeights<'_> {
     fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-        self.original.read_rows(name, rows, out)?;
         let decided = self.decided.read().get(name).cloned();
+        if let Some(Decided::Integers(weight)) = &decided {
+            let (count, width) = weight.shape();
+            if rows.end > count || rows.len().checked_mul(width) != Some(out.len()) {
+                let length = out.len();
+                return Err(Error::invalid(format!("weight {name}: rows {rows:?} into {length} elements")));
+            }
+            return rows.zip(out.chunks_exact_mut(width)).try_for_each(|(row, out)| weight.dequantize_row(row, out));
+        }
+        self.original.read_rows(name, rows, out)?;
         match decided {
             Some(Decided::OneGrid(grid)) => out.iter_mut().for_each(|value| *value = grid.round(*value)),
             Some(Decided::Multiples(scales)) => {
@@ -48,7 +64,7 @@ impl WeightProvider for LiveWeights<'_> {
                     .zip(scales.iter())
                     .for_each(|(value, scale)| *value = bias_level(*value, *scale) as f32 * scale);
             }
-            None => {}
+            Some(Decided::Integers(_)) | None => {}
         }
         Ok(())
     }

@@ -113,6 +113,10 @@ impl<'a> Ptq<'a> {
         let live = LiveWeights::new(self.weights);
         let mut output = Output::create(self, path, encodings, &live)?;
         let mut forward = Forward::new(Arc::clone(&self.pool), &live);
+        for node in self.matrices().into_iter().filter(|node| node.op == Op::Embedding) {
+            // Rows that are looked up are multiplied with nothing: there are no moments to fit them to.
+            output.quantize(node, &WeightOptions::default(), None)?;
+        }
         let sequences = samples.iter().map(|(graph, inputs)| Sequence::new(graph, inputs, false));
         let mut sequences = sequences.collect::<Result<Vec<_>>>()?;
         let ignore = &mut |_: &Node, _: &[f32]| Ok(());
@@ -309,6 +313,9 @@ impl<'o, 'a> Output<'o, 'a> {
             Some(weight) => Arc::clone(weight),
             None => {
                 let weight = Arc::new(self.quantize_matrix(node, info, [rows, cols], options, samples)?);
+                if node.op == Op::Embedding {
+                    self.live.decide_integers(&info.name, Arc::clone(&weight));
+                }
                 if self.is_shared(info) {
                     self.matrices.insert(info.name.clone(), Arc::clone(&weight));
                 }
