@@ -2,7 +2,8 @@
 //!
 //! From below: an [`Encoding`] says what an integer means; a [`QuantDtype`] which integers there are for activations and
 //! weights; a [`ValueRange`] is what an [`Observer`] saw; [`QuantizedWeight`] is a matrix in integers, per tensor, per channel
-//! or per block; a [`Recipe`] decides which layer gets what.
+//! or per block; a [`Recipe`] decides which layer gets what. [`quantize_weight`] finds the integers of a matrix, better ones
+//! if it knows the [`InputMoments`] of what the matrix is multiplied with.
 
 mod calibration;
 mod check;
@@ -10,12 +11,16 @@ mod component;
 mod dtype;
 mod encoding;
 mod engine;
+mod fit;
 pub mod forward;
+mod gptq;
 mod graphs;
 mod histogram;
 mod inputs;
 mod job;
 mod live;
+mod metric;
+mod moments;
 mod observer;
 mod options;
 mod plan;
@@ -24,8 +29,9 @@ pub mod qdq;
 mod range;
 mod recipe;
 mod recipes;
+mod seq_mse;
+mod tiles;
 mod weight;
-mod weight_options;
 
 pub use calibration::{Encodings, Observations, Watch, observe};
 pub use check::{Comparison, LayerError, SlotCheck, compare};
@@ -33,10 +39,12 @@ pub use component::{ComponentFile, GraphBundle, QuantIoDtypes};
 pub use dtype::{QuantDtype, WeightGranularity};
 pub use encoding::Encoding;
 pub use engine::QdqEngine;
+pub use fit::{Rounding, ScaleSearch, WeightOptions, quantize_weight};
 pub use graphs::{ModelGraphs, ModelMode};
 pub use histogram::Histogram;
 pub use inputs::{DecoderInputs, Rows};
 pub use job::{Job, JobComponent, JobStep, Observed, Phase, SaveFn, StepFn, weights_path};
+pub use moments::InputMoments;
 pub use observer::{Observer, ObserverKind};
 pub use options::{DEFAULT_TOKENS_AT_ONCE, EncoderPrecision, EncoderRows, QuantizeOptions, ResidualChannels};
 pub use plan::{ActivationSpec, BLOCKED, GraphPlan, PlannedLayer, RangeRule, Slot, WeightPlan, layer_names};
@@ -44,5 +52,5 @@ pub use ptq::{LayerProgress, Ptq, QuantizedWeights, write_float};
 pub use range::ValueRange;
 pub use recipe::{LayerKind, LayerPlan, Recipe, Rule};
 pub use recipes::upstream_name;
-pub use weight::{BlockScales, LPBQ_MULTIPLIER_BITS, QuantizedWeight};
-pub use weight_options::WeightOptions;
+pub use seq_mse::SearchGranularity;
+pub use weight::{BlockScales, LPBQ_MULTIPLIER_BITS, QuantizedWeight, WeightScales};

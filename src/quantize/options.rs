@@ -1,8 +1,8 @@
 //! How a model is quantized.
 
 use super::dtype::{QuantDtype, WeightGranularity};
+use super::fit::WeightOptions;
 use super::recipe::{Recipe, Rule};
-use super::weight_options::WeightOptions;
 use crate::artefact::{TEXT_DECODER, TOK_EMBEDDING};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

@@ -6,14 +6,15 @@
 
 use super::calibration::{Encodings, Observations, range_of};
 use super::encoding::Encoding;
+use super::fit::{WeightOptions, quantize_weight};
 use super::forward::{Forward, Input, Matrix, Sequence};
 use super::live::{LiveWeights, bias_level};
+use super::moments::InputMoments;
 use super::plan::{GraphPlan, WeightPlan};
 use super::qdq::{QdqWriter, StoredForm, StoredWeight, WrittenFile};
 use super::range::ValueRange;
 use super::recipe::LayerPlan;
 use super::weight::QuantizedWeight;
-use super::weight_options::{InputMoments, WeightOptions, quantize_weight};
 use crate::engine::cpu::pool::Pool;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Graph, Grid, Node, Op, TensorInfo, WeightProvider};

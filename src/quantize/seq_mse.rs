@@ -1,0 +1,256 @@
+//! Scales that are smaller than the largest weight asks for: it is clipped, all others are rounded more finely.
+//!
+//! Which scale is best depends on the inputs: what counts is the error of the outputs, summed over all inputs seen.
+
+use super::metric::{OutputError, lane_products};
+use super::moments::InputMoments;
+use super::tiles::{Tiles, side_by_side};
+use super::weight::{BlockScales, LPBQ_MULTIPLIER_BITS, WeightScales, round_to_whole};
+use crate::engine::cpu::kernels::{Kernels, PANEL};
+use crate::engine::cpu::pool::Pool;
+use serde::{Deserialize, Serialize};
+
+/// Smallest factor that is tried for a row or block: below half of the largest weight, clipping costs more than finer
+/// steps gain at any width.
+const LEAST: f32 = 0.4;
+/// How far from the nearest multiplier the best one is looked for: the error of a block has several minima.
+const NEIGHBOURS: i16 = 2;
+/// Scale of a block of zeros, that of [`QuantDtype::weight_encoding`](super::QuantDtype::weight_encoding).
+const LEAST_SCALE: f32 = 1e-4 / 65535.0;
+
+/// What has a factor of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SearchGranularity {
+    /// All scales of a layer share one, found as upstream's SeqMSE does, but over all calibration data.
+    Layer,
+    /// Each output channel.
+    Channel,
+    /// Each block; a whole channel where weights have no blocks.
+    Block,
+}
+
+/// The better ones of `scales`, by what `values` rounded to the nearest integers do on inputs with these moments.
+pub(super) fn search(
+    values: &[f32],
+    cols: usize,
+    scales: WeightScales,
+    granularity: SearchGranularity,
+    candidates: usize,
+    moments: &InputMoments,
+    pool: &Pool,
+) -> WeightScales {
+    let shared = matches!(&scales, WeightScales::Grids(grids) if grids.len() == 1);
+    match (granularity, &scales) {
+        (SearchGranularity::Block, WeightScales::Blocks { .. }) => {
+            by_block(values, cols, scales, candidates, moments, pool)
+        }
+        (SearchGranularity::Channel | SearchGranularity::Block, _) if !shared => {
+            by_channel(values, scales, candidates, &OutputError::new(moments, pool), pool)
+        }
+        _ => by_layer(values, scales, candidates, &OutputError::new(moments, pool), pool),
+    }
+}
+
+/// Coarse then fine: `k / n`, then as many around the best. A later factor has to be better than all before.
+fn by_layer(
+    values: &[f32],
+    scales: WeightScales,
+    candidates: usize,
+    metric: &OutputError,
+    pool: &Pool,
+) -> WeightScales {
+    let error = |factor: f32| metric.of_nearest(values, &scales.scaled(|_| factor), pool).iter().sum::<f64>();
+    let better = |best: (f32, f64), factor: f32| {
+        let error = error(factor);
+        if error < best.1 { (factor, error) } else { best }
+    };
+    let coarse = (1..=candidates).map(|k| k as f32 / candidates as f32);
+    let best = coarse.fold((1.0, error(1.0)), better);
+    let reach = 1.0 / candidates as f32;
+    let fine = evenly((best.0 - reach).max(0.001), (best.0 + reach).min(1.0), candidates);
+    let (factor, _) = fine.fold(best, better);
+    scales.scaled(|_| factor)
+}
+
+/// `count` factors from `from` to `to`.
+fn evenly(from: f32, to: f32, count: usize) -> impl Iterator<Item = f32> {
+    let step = if count > 1 { (to - from) / (count - 1) as f32 } else { 0.0 };
+    (0..count).map(move |k| from + step * k as f32)
+}
+
+/// Factors below 1 to try for a row or block.
+fn factors(candidates: usize) -> impl Iterator<Item = f32> {
+    evenly(1.0, LEAST, candidates.saturating_add(1)).skip(1)
+}
+
+/// The best of some factors for each row.
+fn by_channel(
+    values: &[f32],
+    scales: WeightScales,
+    candidates: usize,
+    metric: &OutputError,
+    pool: &Pool,
+) -> WeightScales {
+    let mut best: Vec<_> = metric.of_nearest(values, &scales, pool).into_iter().map(|error| (1.0, error)).collect();
+    for factor in factors(candidates) {
+        let errors = metric.of_nearest(values, &scales.scaled(|_| factor), pool);
+        for (best, error) in best.iter_mut().zip(errors) {
+            if error < best.1 {
+                *best = (factor, error);
+            }
+        }
+    }
+    scales.scaled(|row| best[row].0)
+}
+
+/// The best of some factors for each block, judged by the inputs of that block alone; then the scale of the channel is
+/// fixed, and of the multipliers around the nearest one the best is taken. A row for which that is no better than what it
+/// had keeps that.
+fn by_block(
+    values: &[f32],
+    cols: usize,
+    scales: WeightScales,
+    candidates: usize,
+    moments: &InputMoments,
+    pool: &Pool,
+) -> WeightScales {
+    let WeightScales::Blocks { size, mut rows, qmin, qmax } = scales else {
+        return scales;
+    };
+    let search = BlockSearch::new(moments, size, (qmin, qmax), pool);
+    pool.for_each_chunk(&mut rows, PANEL, &|panel, rows| {
+        let first = panel * PANEL;
+        search.improve(&values[first * cols..][..rows.len() * cols], rows, candidates);
+    });
+    WeightScales::Blocks { size, rows, qmin, qmax }
+}
+
+/// Tries scales of blocks, 16 rows side by side.
+struct BlockSearch {
+    size: usize,
+    /// Moments of the inputs of each block.
+    moments: Vec<Tiles>,
+    /// Smallest and largest integer.
+    levels: (f32, f32),
+    kernels: Kernels,
+}
+
+/// One number a row.
+type Lanes<T> = [T; PANEL];
+
+impl BlockSearch {
+    fn new(moments: &InputMoments, size: usize, levels: (i32, i32), pool: &Pool) -> Self {
+        let (cols, kernels) = (moments.cols(), moments.kernels());
+        let full = moments.normalized(pool);
+        let block = |first: usize| {
+            let corner = &full[first * cols + first..][..(size - 1) * cols + size];
+            Tiles::transposed(&kernels, pool, corner, size, cols)
+        };
+        let moments = (0..cols).step_by(size).map(block).collect();
+        Self { size, moments, levels: (levels.0 as f32, levels.1 as f32), kernels }
+    }
+
+    /// Better scales for up to 16 rows.
+    fn improve(&self, values: &[f32], rows: &mut [BlockScales], candidates: usize) {
+        let cols = values.len() / rows.len();
+        let mut panel = vec![0.0; cols * PANEL];
+        side_by_side(values, cols, &mut panel);
+        let blocks: Vec<_> = panel.chunks_exact(self.size * PANEL).zip(&self.moments).collect();
+        let mut trial = Trial::new(self);
+        let alone: Vec<Lanes<f32>> = blocks.iter().map(|&block| trial.best_alone(block, candidates)).collect();
+        let of_lane = |lane: usize| alone.iter().map(|scales| scales[lane]).collect::<Vec<_>>();
+        let mut found: Vec<_> = (0..rows.len()).map(|lane| BlockScales::snap(&of_lane(lane))).collect();
+        let (mut before, mut after) = ([0.0; PANEL], [0.0; PANEL]);
+        for (number, &block) in blocks.iter().enumerate() {
+            trial.improve_multipliers(block, number, &mut found);
+            add(&mut before, trial.errors(block, &lanes(rows, number, 0)));
+            add(&mut after, trial.errors(block, &lanes(&found, number, 0)));
+        }
+        for (lane, (row, found)) in rows.iter_mut().zip(found).enumerate() {
+            if after[lane] < before[lane] {
+                *row = found;
+            }
+        }
+    }
+}
+
+/// The scales that block `block` has in each row, with multipliers `offset` away from their own.
+fn lanes(rows: &[BlockScales], block: usize, offset: i16) -> Lanes<f32> {
+    std::array::from_fn(|lane| rows.get(lane).map_or(1.0, |row| row.scale * f32::from(neighbour(row, block, offset))))
+}
+
+fn neighbour(row: &BlockScales, block: usize, offset: i16) -> u8 {
+    (i16::from(row.multipliers[block]) + offset).clamp(1, 1 << LPBQ_MULTIPLIER_BITS) as u8
+}
+
+fn add(sums: &mut Lanes<f64>, terms: Lanes<f64>) {
+    sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+}
+
+/// A block of 16 rows, `[inputs][16]`, and the moments of its inputs.
+type Block<'a> = (&'a [f32], &'a Tiles);
+
+/// Memory for trying scales of a block.
+struct Trial<'a> {
+    search: &'a BlockSearch,
+    errors: Vec<f32>,
+    products: Vec<f32>,
+}
+
+impl<'a> Trial<'a> {
+    fn new(search: &'a BlockSearch) -> Self {
+        let values = vec![0.0; search.size * PANEL];
+        Self { search, errors: values.clone(), products: values }
+    }
+
+    /// The best scale of a block that need not be a multiple of anything.
+    fn best_alone(&mut self, block: Block<'_>, candidates: usize) -> Lanes<f32> {
+        let mut most = [0.0f32; PANEL];
+        for weights in block.0.chunks_exact(PANEL) {
+            most.iter_mut().zip(weights).for_each(|(most, weight)| *most = most.max(weight.abs()));
+        }
+        let whole = most.map(|most| (most / self.search.levels.1).max(LEAST_SCALE));
+        let (mut best, mut least) = (whole, self.errors(block, &whole));
+        for factor in factors(candidates) {
+            let scales = whole.map(|scale| scale * factor);
+            let errors = self.errors(block, &scales);
+            for lane in 0..PANEL {
+                if errors[lane] < least[lane] {
+                    (best[lane], least[lane]) = (scales[lane], errors[lane]);
+                }
+            }
+        }
+        best
+    }
+
+    /// Give a block the best one of the multipliers around its own.
+    fn improve_multipliers(&mut self, block: Block<'_>, number: usize, rows: &mut [BlockScales]) {
+        let (mut best, mut least) = ([0; PANEL], self.errors(block, &lanes(rows, number, 0)));
+        for offset in (-NEIGHBOURS..=NEIGHBOURS).filter(|&offset| offset != 0) {
+            let errors = self.errors(block, &lanes(rows, number, offset));
+            for lane in 0..PANEL {
+                if errors[lane] < least[lane] {
+                    (best[lane], least[lane]) = (offset, errors[lane]);
+                }
+            }
+        }
+        for (row, offset) in rows.iter_mut().zip(best) {
+            row.multipliers[number] = neighbour(row, number, offset);
+        }
+    }
+
+    /// What rounding with these scales does to the outputs.
+    fn errors(&mut self, (weights, moments): Block<'_>, scales: &Lanes<f32>) -> Lanes<f64> {
+        let (lo, hi) = self.search.levels;
+        let inverse = scales.map(|scale| 1.0 / scale);
+        for (errors, weights) in self.errors.chunks_exact_mut(PANEL).zip(weights.chunks_exact(PANEL)) {
+            for lane in 0..PANEL {
+                let level = round_to_whole((weights[lane] * inverse[lane]).max(lo).min(hi));
+                errors[lane] = weights[lane] - level * scales[lane];
+            }
+        }
+        moments.product(&self.search.kernels, 0..self.search.size, &self.errors, &mut self.products);
+        lane_products(&self.errors, &self.products)
+    }
+}
