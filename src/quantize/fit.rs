@@ -127,3 +127,64 @@ fn nearest(values: &[f32], cols: usize, scales: &WeightScales, pool: &Pool) -> V
     });
     levels
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SEARCH: ScaleSearch = ScaleSearch::SeqMse { candidates: 8, granularity: SearchGranularity::Block };
+
+    fn refuse(options: &WeightOptions, moments: Option<&InputMoments>) -> String {
+        let granularity = WeightGranularity::PerBlock(2);
+        let (values, pool) = ([0.5, -1.0, 0.25, 2.0], Pool::new(1));
+        quantize_weight(&values, (1, 4), QuantDtype::A16W4Block, granularity, options, moments, &pool)
+            .expect_err("refused")
+            .to_string()
+    }
+
+    #[test]
+    fn what_needs_calibration_says_so() {
+        assert!(!WeightOptions::default().need_moments());
+        let plain = WeightOptions::default();
+        for options in [WeightOptions { scales: SEARCH, ..plain }, WeightOptions { rounding: Rounding::GPTQ, ..plain }]
+        {
+            assert!(options.need_moments());
+            assert!(refuse(&options, None).contains("calibrate"));
+            assert!(refuse(&options, Some(&InputMoments::new(4).unwrap())).contains("none was seen"));
+            assert!(refuse(&options, Some(&InputMoments::new(5).unwrap())).contains("weights of 4 inputs"));
+        }
+    }
+
+    #[test]
+    fn options_outside_their_range_are_named() {
+        for damping in [-0.1, 1.5, f32::NAN] {
+            let options = WeightOptions { rounding: Rounding::Gptq { damping }, ..WeightOptions::default() };
+            assert!(refuse(&options, None).contains(&format!("the damping of GPTQ is {damping}")));
+        }
+        let scales = ScaleSearch::SeqMse { candidates: 0, granularity: SearchGranularity::Layer };
+        assert!(refuse(&WeightOptions { scales, rounding: Rounding::Nearest }, None).contains("0 candidates"));
+    }
+
+    #[test]
+    fn options_are_readable_as_json() {
+        let options = WeightOptions { scales: SEARCH, rounding: Rounding::GPTQ };
+        let json = serde_json::to_string(&options).unwrap();
+        assert!(json.contains("seq_mse") && json.contains("gptq") && json.contains("block"), "{json}");
+        assert_eq!(serde_json::from_str::<WeightOptions>(&json).unwrap(), options);
+        assert_eq!(serde_json::from_str::<WeightOptions>("{}").unwrap(), WeightOptions::default());
+    }
+
+    proptest! {
+        #[test]
+        fn without_options_integers_are_the_nearest(
+            values in prop::collection::vec(-2f32..2.0, 20 * 12), which in 0usize..6, blocks in 0usize..3,
+        ) {
+            let granularity = [WeightGranularity::PerTensor, WeightGranularity::PerChannel, WeightGranularity::PerBlock(4)];
+            let (dtype, granularity) = (QuantDtype::ALL[which], granularity[blocks]);
+            let options = WeightOptions::default();
+            let found = quantize_weight(&values, (20, 12), dtype, granularity, &options, None, &Pool::new(2)).unwrap();
+            prop_assert_eq!(found, QuantizedWeight::nearest(&values, (20, 12), dtype, granularity).unwrap());
+        }
+    }
+}

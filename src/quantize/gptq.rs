@@ -265,3 +265,189 @@ fn subtract_products(own: &[f64], across: &[f64], stride: usize, row: &mut [f64]
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::metric::tests::{inputs, moments_of, noise, output_error};
+    use super::*;
+    use crate::quantize::{QuantDtype, QuantizedWeight, Rounding, WeightGranularity, WeightOptions, quantize_weight};
+    use proptest::prelude::*;
+
+    const GRANULARITIES: [WeightGranularity; 3] =
+        [WeightGranularity::PerTensor, WeightGranularity::PerChannel, WeightGranularity::PerBlock(8)];
+
+    fn fit(
+        x: &[f32],
+        values: &[f32],
+        cols: usize,
+        granularity: WeightGranularity,
+        damping: f32,
+    ) -> Result<QuantizedWeight> {
+        let options = WeightOptions { rounding: Rounding::Gptq { damping }, ..WeightOptions::default() };
+        let (moments, shape) = (moments_of(x, cols), (values.len() / cols, cols));
+        quantize_weight(values, shape, QuantDtype::A16W4, granularity, &options, Some(&moments), &Pool::new(2))
+    }
+
+    fn nearest(values: &[f32], cols: usize, granularity: WeightGranularity) -> QuantizedWeight {
+        QuantizedWeight::nearest(values, (values.len() / cols, cols), QuantDtype::A16W4, granularity).expect("fits")
+    }
+
+    fn total(x: &[f32], values: &[f32], weight: &QuantizedWeight) -> f64 {
+        (0..weight.shape().0).map(|row| output_error(x, values, weight, row)).sum()
+    }
+
+    #[test]
+    fn later_weights_correct_earlier_ones() {
+        let cols = 160;
+        let (x, values) = (inputs(400, cols, 1), noise(33 * cols, 2));
+        for granularity in GRANULARITIES {
+            let found = fit(&x, &values, cols, granularity, 0.01).unwrap();
+            let plain = nearest(&values, cols, granularity);
+            assert_eq!(found.scales(), plain.scales(), "scales are fixed beforehand");
+            let (found, plain) = (total(&x, &values, &found), total(&x, &values, &plain));
+            assert!(found < 0.7 * plain, "{granularity:?}: {found} {plain}");
+        }
+    }
+
+    /// GPTQ as it is usually written: after each weight the others are moved by a row of the Cholesky factor of the inverse.
+    fn textbook(values: &[f32], scales: &WeightScales, moments: &InputMoments, damping: f64) -> Vec<i16> {
+        let n = moments.cols();
+        let squares = moments.diagonal();
+        let mean = squares.iter().sum::<f64>() / n as f64;
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|&a, &b| squares[b].total_cmp(&squares[a]));
+        let entry = |i: usize, j: usize| {
+            let value = moments.get(order[i], order[j]) / mean;
+            let dead = i == j && squares[order[i]] == 0.0;
+            value + if i == j { damping } else { 0.0 } + if dead { 1.0 } else { 0.0 }
+        };
+        // Inverse by elimination.
+        let mut h: Vec<Vec<f64>> = (0..n).map(|i| (0..n).map(|j| entry(i, j)).collect()).collect();
+        let mut inverse: Vec<Vec<f64>> =
+            (0..n).map(|i| (0..n).map(|j| if i == j { 1.0 } else { 0.0 }).collect()).collect();
+        for i in 0..n {
+            let pivot = h[i][i];
+            for j in 0..n {
+                h[i][j] /= pivot;
+                inverse[i][j] /= pivot;
+            }
+            for other in (0..n).filter(|&other| other != i) {
+                let part = h[other][i];
+                for j in 0..n {
+                    h[other][j] -= part * h[i][j];
+                    inverse[other][j] -= part * inverse[i][j];
+                }
+            }
+        }
+        let mut levels = vec![0; values.len()];
+        for (row, values) in values.chunks_exact(n).enumerate() {
+            let mut weights: Vec<f64> = order.iter().map(|&col| values[col].into()).collect();
+            let mut inverse = inverse.clone();
+            for k in 0..n {
+                let grid = scales.grid(row, order[k]);
+                let level = grid.quantize(weights[k] as f32);
+                levels[row * n + order[k]] = level as i16;
+                let error = (weights[k] - f64::from(grid.dequantize(level))) / inverse[k][k];
+                for j in k + 1..n {
+                    weights[j] -= error * inverse[k][j];
+                }
+                // What is left to choose from: the inverse without input k.
+                for i in k + 1..n {
+                    for j in k + 1..n {
+                        inverse[i][j] -= inverse[i][k] * inverse[k][j] / inverse[k][k];
+                    }
+                }
+            }
+        }
+        levels
+    }
+
+    #[test]
+    fn integers_are_those_of_the_textbook() {
+        let cols = 72;
+        let (x, values) = (inputs(200, cols, 5), noise(20 * cols, 6));
+        let moments = moments_of(&x, cols);
+        let feedback = Feedback::new(&moments, 0.01, &Pool::new(1)).unwrap();
+        for granularity in GRANULARITIES {
+            let plain = nearest(&values, cols, granularity);
+            let mut found = vec![0; values.len()];
+            for (panel, (levels, values)) in found.chunks_mut(PANEL * cols).zip(values.chunks(PANEL * cols)).enumerate()
+            {
+                feedback.round_rows(panel * PANEL, values, plain.scales(), levels);
+            }
+            let expected = textbook(&values, plain.scales(), &moments, 0.01);
+            // A value between two integers may go the other way in single precision, and others of its row with it.
+            let rows = found.chunks_exact(cols).zip(expected.chunks_exact(cols));
+            let equal = rows.filter(|(found, expected)| found == expected).count();
+            assert!(equal >= 18, "{granularity:?}: {equal} of 20 rows");
+        }
+    }
+
+    #[test]
+    fn weights_on_the_grid_stay_as_they_are() {
+        let cols = 24;
+        let levels: Vec<i16> = (0..20 * cols).map(|at| ((at * 11) % 15) as i16 - 7).collect();
+        let values: Vec<f32> = levels.iter().map(|&level| f32::from(level) * 0.25).collect();
+        let found = fit(&inputs(60, cols, 3), &values, cols, WeightGranularity::PerTensor, 0.01).unwrap();
+        assert_eq!(found.levels(), levels);
+    }
+
+    #[test]
+    fn inputs_that_tell_little_are_no_obstacle() {
+        let cols = 24;
+        let values = noise(20 * cols, 8);
+        for granularity in GRANULARITIES {
+            let silent = fit(&vec![0.0; 3 * cols], &values, cols, granularity, 0.01).unwrap();
+            assert_eq!(silent, nearest(&values, cols, granularity), "inputs of zeros tell nothing");
+            let silent = fit(&vec![0.0; 3 * cols], &values, cols, granularity, 0.0).unwrap();
+            assert_eq!(silent, nearest(&values, cols, granularity));
+            for x in [inputs(1, cols, 9), vec![1.0; 50 * cols], vec![1e18; cols]] {
+                let (found, plain) =
+                    (fit(&x, &values, cols, granularity, 0.01).unwrap(), nearest(&values, cols, granularity));
+                assert!(total(&x, &values, &found) <= total(&x, &values, &plain) * 1.0001);
+            }
+        }
+        let error =
+            fit(&vec![1.0; 50 * cols], &values, cols, WeightGranularity::PerChannel, 0.0).unwrap_err().to_string();
+        assert!(error.contains("50 rows") && error.contains("a damping above 0"), "{error}");
+    }
+
+    #[test]
+    fn factors_multiply_to_the_matrix() {
+        for n in [1, 31, 32, 33, 100] {
+            let x = inputs(2 * n + 8, n, 4);
+            let moments = moments_of(&x, n);
+            let full: Vec<f64> =
+                (0..n * n).map(|at| moments.get(at / n, at % n) + if at % (n + 1) == 0 { 1.0 } else { 0.0 }).collect();
+            let mut factor = full.clone();
+            cholesky(&mut factor, n, &Pool::new(2)).unwrap();
+            for (i, j) in (0..n).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+                let found: f64 = (0..=j).map(|k| factor[i * n + k] * factor[j * n + k]).sum();
+                assert!((found - full[i * n + j]).abs() < 1e-9 * full[i * n + i].max(full[j * n + j]), "{n} {i} {j}");
+            }
+        }
+        let mut singular = vec![1.0; 40 * 40];
+        assert_eq!(cholesky(&mut singular, 40, &Pool::new(1)), Err(1));
+        let mut broken = vec![f64::NAN; 4];
+        assert_eq!(cholesky(&mut broken, 2, &Pool::new(1)), Err(0));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn no_row_is_worse_than_with_the_nearest_integers(
+            seed in any::<u64>(), samples in 1usize..80, which in 0usize..3, damping in 0.001f32..0.2, outlier in 1f32..50.0,
+        ) {
+            let cols = 40;
+            let (mut x, values) = (inputs(samples, cols, seed), noise(18 * cols, !seed));
+            x[seed as usize % cols] *= outlier;
+            let plain = nearest(&values, cols, GRANULARITIES[which]);
+            let found = fit(&x, &values, cols, GRANULARITIES[which], damping).unwrap();
+            for row in 0..18 {
+                let (found, plain) = (output_error(&x, &values, &found, row), output_error(&x, &values, &plain, row));
+                prop_assert!(found <= plain * 1.001 + 1e-6, "row {}: {} {}", row, found, plain);
+            }
+        }
+    }
+}

@@ -254,3 +254,152 @@ impl<'a> Trial<'a> {
         lane_products(&self.errors, &self.products)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::metric::tests::{inputs, moments_of, noise, output_error};
+    use super::*;
+    use crate::quantize::{
+        QuantDtype, QuantizedWeight, ScaleSearch, WeightGranularity, WeightOptions, quantize_weight,
+    };
+    use proptest::prelude::*;
+
+    const SHAPE: (usize, usize) = (18, 24);
+
+    fn searched(
+        x: &[f32],
+        values: &[f32],
+        weights: WeightGranularity,
+        granularity: SearchGranularity,
+        candidates: usize,
+    ) -> QuantizedWeight {
+        let options =
+            WeightOptions { scales: ScaleSearch::SeqMse { candidates, granularity }, ..WeightOptions::default() };
+        let (moments, pool) = (moments_of(x, SHAPE.1), Pool::new(2));
+        quantize_weight(values, SHAPE, QuantDtype::A16W4, weights, &options, Some(&moments), &pool).expect("fits")
+    }
+
+    fn nearest(values: &[f32], weights: WeightGranularity) -> QuantizedWeight {
+        QuantizedWeight::nearest(values, SHAPE, QuantDtype::A16W4, weights).expect("fits")
+    }
+
+    fn total(x: &[f32], values: &[f32], weight: &QuantizedWeight) -> f64 {
+        (0..SHAPE.0).map(|row| output_error(x, values, weight, row)).sum()
+    }
+
+    /// The procedure of the contract, on the outputs themselves.
+    fn best_factor(x: &[f32], values: &[f32], plain: &QuantizedWeight, candidates: usize) -> (f32, f64) {
+        let error = |factor: f32| {
+            let scales = plain.scales().scaled(|_| factor);
+            let rows = values.chunks_exact(SHAPE.1).enumerate();
+            let levels = rows.flat_map(|(row, values)| {
+                values
+                    .iter()
+                    .enumerate()
+                    .map(|(col, &value)| scales.grid(row, col).quantize(value) as i16)
+                    .collect::<Vec<_>>()
+            });
+            let weight = QuantizedWeight::from_parts(SHAPE, levels.collect(), scales.clone()).expect("fits");
+            total(x, values, &weight)
+        };
+        let n = candidates as f32;
+        let (mut best, mut least) = (1.0, error(1.0));
+        for k in 1..=candidates {
+            let factor = k as f32 / n;
+            let error = error(factor);
+            if error < least {
+                (best, least) = (factor, error);
+            }
+        }
+        let (from, to) = ((best - 1.0 / n).max(0.001), (best + 1.0 / n).min(1.0));
+        for k in 0..candidates {
+            let factor = from + (to - from) * k as f32 / (n - 1.0);
+            let error = error(factor);
+            if error < least {
+                (best, least) = (factor, error);
+            }
+        }
+        (best, least)
+    }
+
+    #[test]
+    fn a_layer_gets_the_factor_of_the_contract() {
+        for seed in 0..4 {
+            let (x, values) = (inputs(70, SHAPE.1, seed), noise(SHAPE.0 * SHAPE.1, seed + 9));
+            for weights in [WeightGranularity::PerTensor, WeightGranularity::PerChannel, WeightGranularity::PerBlock(8)]
+            {
+                let plain = nearest(&values, weights);
+                let (factor, least) = best_factor(&x, &values, &plain, 10);
+                let found = searched(&x, &values, weights, SearchGranularity::Layer, 10);
+                let ratio = found.grid(0, 0).scale / plain.grid(0, 0).scale;
+                let error = total(&x, &values, &found);
+                assert!((ratio - factor).abs() < 1e-5 || (error - least).abs() < 1e-5 * least, "{ratio} {factor}");
+            }
+        }
+    }
+
+    #[test]
+    fn weights_are_rounded_on_the_scales_that_blocks_really_have() {
+        let (x, values) = (inputs(70, SHAPE.1, 3), noise(SHAPE.0 * SHAPE.1, 4));
+        let found = searched(&x, &values, WeightGranularity::PerBlock(8), SearchGranularity::Block, 20);
+        for (at, &value) in values.iter().enumerate() {
+            let grid = found.grid(at / SHAPE.1, at % SHAPE.1);
+            assert_eq!(i32::from(found.levels()[at]), grid.quantize(value));
+        }
+        let blocks = found.block_scales().expect("blocks");
+        assert!(blocks.iter().flat_map(|row| &row.multipliers).all(|multiplier| (1..=16).contains(multiplier)));
+        assert!(total(&x, &values, &found) < total(&x, &values, &nearest(&values, WeightGranularity::PerBlock(8))));
+    }
+
+    #[test]
+    fn one_candidate_and_weights_of_zero_are_no_exception() {
+        let x = inputs(10, SHAPE.1, 5);
+        let values = vec![0.0; SHAPE.0 * SHAPE.1];
+        for weights in [WeightGranularity::PerTensor, WeightGranularity::PerChannel, WeightGranularity::PerBlock(8)] {
+            for granularity in [SearchGranularity::Layer, SearchGranularity::Channel, SearchGranularity::Block] {
+                let found = searched(&x, &values, weights, granularity, 1);
+                assert!(found.levels().iter().all(|&level| level == 0));
+                assert!((0..SHAPE.0).all(|row| found.grid(row, 0).scale > 0.0));
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn what_was_searched_is_no_worse_than_min_max(seed in any::<u64>(), outlier in 1f32..8.0) {
+            let (mut x, mut values) = (inputs(40, SHAPE.1, seed), noise(SHAPE.0 * SHAPE.1, !seed));
+            values[5] *= outlier;
+            x[7] *= outlier;
+            let within = |found: f64, plain: f64| found <= plain * (1.0 + 1e-5) + 1e-9;
+            for weights in [WeightGranularity::PerTensor, WeightGranularity::PerChannel, WeightGranularity::PerBlock(8)] {
+                let plain = nearest(&values, weights);
+                let layer = searched(&x, &values, weights, SearchGranularity::Layer, 6);
+                prop_assert!(within(total(&x, &values, &layer), total(&x, &values, &plain)));
+                if weights == WeightGranularity::PerTensor {
+                    continue;
+                }
+                let channel = searched(&x, &values, weights, SearchGranularity::Channel, 6);
+                for row in 0..SHAPE.0 {
+                    let (found, plain) = (output_error(&x, &values, &channel, row), output_error(&x, &values, &plain, row));
+                    prop_assert!(within(found, plain), "row {}: {} {}", row, found, plain);
+                }
+            }
+            // Blocks are judged alone: by inputs of which all others are 0.
+            let plain = nearest(&values, WeightGranularity::PerBlock(8));
+            let found = searched(&x, &values, WeightGranularity::PerBlock(8), SearchGranularity::Block, 6);
+            for row in 0..SHAPE.0 {
+                let alone = |weight: &QuantizedWeight| {
+                    let block = |block: usize| {
+                        let keep = |(at, x): (usize, &f32)| if at % SHAPE.1 / 8 == block { *x } else { 0.0 };
+                        let x: Vec<f32> = x.iter().enumerate().map(keep).collect();
+                        output_error(&x, &values, weight, row)
+                    };
+                    (0..SHAPE.1 / 8).map(block).sum::<f64>()
+                };
+                prop_assert!(within(alone(&found), alone(&plain)), "row {}: {} {}", row, alone(&found), alone(&plain));
+            }
+        }
+    }
+}
