@@ -1,9 +1,18 @@
-//! Post-training quantization: what integers mean, how ranges are found, how weights become integers.
+//! Post-training quantization: a model and calibration data to a model of integers.
 //!
-//! From below: an [`Encoding`] says what an integer means; a [`QuantDtype`] which integers there are for activations and
-//! weights; a [`ValueRange`] is what an [`Observer`] saw; [`QuantizedWeight`] is a matrix in integers, per tensor, per channel
-//! or per block; a [`Recipe`] decides which layer gets what. [`quantize_weight`] finds the integers of a matrix, better ones
-//! if it knows the [`InputMoments`] of what the matrix is multiplied with.
+//! From below, in reading order:
+//!
+//! - *What integers mean*: `encoding` (grids), `dtype` (which integers there are), `range`, `histogram`, `observer` (how the range of
+//!   a tensor is found).
+//! - *Weights*: `weight` (a matrix in integers, per tensor, channel or block), `fit` (the way there: scales, then rounding), `seq_mse`
+//!   and `gptq` (better scales and rounding for who knows what the matrix is multiplied with), `moments`, `metric`, `tiles`.
+//! - *Who gets what*: `recipe` (rules), `recipes` (upstream's, by model), `plan` (a recipe applied to a graph: grids, and who shares
+//!   them).
+//! - *Running*: [`forward`] (many samples through a graph, one matrix at a time), `inputs`, `calibration` (observers at every grid),
+//!   `check` (both models side by side).
+//! - *The result*: [`qdq`] (graphs with quantize-dequantize nodes, files of integers), `live` (weights half way there), `ptq` (a
+//!   component from ranges to its file), `component` (its graphs and grids as JSON), `engine` (runs it).
+//! - *The whole*: `graphs` (which graphs a model has), `options`, `job` (encoder, token embedding, decoder, in that order).
 
 mod calibration;
 mod check;
