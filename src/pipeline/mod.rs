@@ -4,13 +4,14 @@
 //! - [`context`]: what a pipeline is run for.
 //! - [`preparation`], [`quantization`]: the stages.
 //! - [`evaluation`]: how good a quantized model is.
-//! - [`report`]: what a quantization did.
+//! - [`report`]: what a quantization did; [`report_page`]: the same as a page for people.
 //! - [`memory`]: how much memory it took.
 //! - [`options`], [`stages`], [`orchestrator`]: what is asked for, the four stages over an artifact directory, and the pipeline
 //!   that runs them.
 
 pub mod context;
 pub mod evaluation;
+mod export;
 mod files;
 mod ledger;
 pub mod memory;
@@ -19,10 +20,12 @@ pub mod orchestrator;
 pub mod preparation;
 pub mod quantization;
 pub mod report;
+pub mod report_page;
 mod runner;
 pub mod stages;
 
 pub use context::{Backend, EngineProxy, EngineType, PipelineContext, PipelineContextBuilder, StageName};
+pub use export::save_suggestion;
 pub use options::PipelineOptions;
 pub use orchestrator::{EventFn, Pipeline, PipelineEvent, PipelineOutcome, PipelineStep, StageOutcome, StageState};
 pub use preparation::{PreparationOptions, PreparedModel};

@@ -5,6 +5,7 @@ use super::files::write_atomically;
 use super::memory::peak_memory_bytes;
 use super::preparation::PreparedModel;
 use super::report::{CalibrationSummary, ComponentReport, QuantizationReport, REPORT_FILE, StageCost};
+use super::report_page::{self, PAGE_FILE};
 use crate::artefact::{Artefact, ArtefactWriter, ComponentEntry, FileEntry, Manifest, hex};
 use crate::compile;
 use crate::dataset::{self, CalibrationSet, DatasetOptions};
@@ -271,7 +272,8 @@ pub fn quantize(input: QuantizationInput<'_>, out: &Path, step: &mut StepFn<'_>)
         stages,
     };
     writer.write_file(REPORT_FILE, &report.to_json()?)?;
-    let extra_files = [GRAPHS_FILE, OBSERVATIONS_FILE, REPORT_FILE].map(str::to_owned).to_vec();
+    writer.write_file(PAGE_FILE, report_page::page(&[(name.as_str(), &report, None)]).as_bytes())?;
+    let extra_files = [GRAPHS_FILE, OBSERVATIONS_FILE, REPORT_FILE, PAGE_FILE].map(str::to_owned).to_vec();
     let sizes = (graphs.context_capacity, graphs.prefill_ar);
     let manifest = compile::describe(checkpoint, graphs.model.clone(), sizes, entries)?;
     writer.publish(&Manifest { format, extra_files, ..manifest })?;

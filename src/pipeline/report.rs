@@ -4,7 +4,7 @@ use crate::artefact::FormatSummary;
 use crate::dataset::{CalibrationSet, Shard, SourceSummary};
 use crate::error::{Error, Result};
 use crate::quantize::{
-    Encoding, JobComponent, LayerError, ModelGraphs, Observations, QuantizeOptions, ValueRange,
+    Encoding, JobComponent, LayerError, ModelGraphs, Observations, ObserverKind, QuantizeOptions, ValueRange,
     qdq::{QdqWeights, WeightSummary},
 };
 use serde::{Deserialize, Serialize};
@@ -88,6 +88,9 @@ pub struct ActivationReport {
     pub seen: Option<ValueRange>,
     /// Share of the checked values outside of the grid.
     pub clipped: f64,
+    /// How the range was found; absent where it is known beforehand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observer: Option<ObserverKind>,
 }
 
 /// What a stage took.
@@ -138,6 +141,7 @@ impl ComponentReport {
             encoding,
             seen: seen(&component.seen, name),
             clipped: clipped(name),
+            observer: component.seen.observer(name),
         });
         Ok(Self {
             precision: component

@@ -2,7 +2,7 @@
 
 use super::encoding::Encoding;
 use super::forward::{Forward, Sequence};
-use super::observer::Observer;
+use super::observer::{Observer, ObserverKind};
 use super::plan::{GraphPlan, RangeRule, moves_values};
 use super::range::ValueRange;
 use crate::engine::cpu::kernels::Kernels;
@@ -70,6 +70,11 @@ impl Observations {
     /// What was seen of a slot.
     pub fn seen(&self, slot: &str) -> Option<ValueRange> {
         self.slots.get(slot).map(Observer::seen)
+    }
+
+    /// How a slot was looked at; `None` for one that needs no observer.
+    pub fn observer(&self, slot: &str) -> Option<ObserverKind> {
+        self.slots.get(slot).map(Observer::kind)
     }
 
     /// The grids of all slots of a plan; `table` gives the grid of an embedding table, by the number of its value.

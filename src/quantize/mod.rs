@@ -14,6 +14,7 @@
 //!   component from ranges to its file), `component` (its graphs and grids as JSON), `engine` (runs it).
 //! - *The whole*: `graphs` (which graphs a model has), `options`, `job` (encoder, token embedding, decoder, in that order).
 
+mod aimet;
 mod calibration;
 mod check;
 mod component;
@@ -39,9 +40,11 @@ mod range;
 mod recipe;
 mod recipes;
 mod seq_mse;
+mod suggest;
 mod tiles;
 mod weight;
 
+pub use aimet::{AimetVersion, aimet_encodings};
 pub use calibration::{Encodings, Observations, Watch, observe};
 pub use check::{Comparison, LayerError, SlotCheck, compare};
 pub use component::{ComponentFile, GraphBundle, QuantIoDtypes};
@@ -62,4 +65,5 @@ pub use range::ValueRange;
 pub use recipe::{LayerKind, LayerPlan, Recipe, Rule};
 pub use recipes::upstream_name;
 pub use seq_mse::SearchGranularity;
+pub use suggest::{GroupError, SuggestedRecipe, Suggestion, suggest};
 pub use weight::{BlockScales, LPBQ_MULTIPLIER_BITS, QuantizedWeight, WeightScales};
