@@ -102,10 +102,8 @@ pub(super) fn json_lines(
                 "begins a list: expected one object a line; a JSON list of conversations is for --calib-samples";
             return Err(Error::format(place, "JSON", reason));
         }
-        let value = serde_json::from_slice(content).map_err(|error| {
-            let column = error.column();
-            Error::format(&place, format!("column {column}"), error.to_string())
-        })?;
+        let value = serde_json::from_slice(content)
+            .map_err(|error| Error::format(&place, format!("column {}", error.column()), reason(&error)))?;
         take(place, &value)?;
         taken += 1;
     }
@@ -128,5 +126,12 @@ pub(super) fn text(path: &Path) -> Result<String> {
 }
 
 fn malformed(file: String, error: &serde_json::Error) -> Error {
-    Error::format(file, format!("line {}", error.line()), error.to_string())
+    Error::format(file, format!("line {}, column {}", error.line(), error.column()), reason(error))
+}
+
+/// What is wrong, without the place that the parser writes behind it: of a line it only knows itself.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).map_or(text.clone(), str::to_string)
 }

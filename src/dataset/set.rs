@@ -31,6 +31,8 @@ pub struct CalibrationSet {
 pub struct JoinedSources {
     /// Number of samples.
     pub samples: usize,
+    /// Pictures and sounds of all samples. Without one no shard can calibrate an encoder.
+    pub media: usize,
     /// SHA-256 of their tokens and media, in lower-case hex.
     pub fingerprint: String,
 }
@@ -80,7 +82,7 @@ impl CalibrationSet {
             samples: Vec::new(),
             sources: Vec::new(),
             smoke_only: false,
-            joined: JoinedSources { samples: 0, fingerprint: fingerprint.clone() },
+            joined: JoinedSources { samples: 0, media: 0, fingerprint: fingerprint.clone() },
             fingerprint,
             shard: None,
         }
@@ -190,7 +192,8 @@ impl<'a> Collector<'a> {
 
     /// The set, or the shard of it that was asked for.
     pub fn finish(self) -> Result<CalibrationSet> {
-        let joined = JoinedSources { samples: self.count, fingerprint: hex(&self.hash_of_all.finalize()) };
+        let media = self.sources.iter().map(|source| source.media).sum();
+        let joined = JoinedSources { samples: self.count, media, fingerprint: hex(&self.hash_of_all.finalize()) };
         if let (true, Some(shard)) = (self.samples.is_empty(), self.options.shard) {
             let count = self.count;
             return Err(Error::invalid(format!(
