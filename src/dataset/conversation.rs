@@ -167,8 +167,7 @@ fn find(file: &str, folder: &Path) -> Result<PathBuf> {
     // Anything but a missing file is for the decoder to report.
     let found = [beside.as_path(), Path::new(file)].into_iter().find(|path| path.exists());
     found.map(Path::to_path_buf).ok_or_else(|| {
-        let beside = beside.display();
-        Error::NotFound(format!("{file}: no such file, neither as {beside} nor from the working directory"))
+        Error::NotFound(format!("{file:?}: no such file, neither as {beside:?} nor from the working directory"))
     })
 }
 

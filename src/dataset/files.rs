@@ -22,9 +22,8 @@ pub(super) fn json_list(path: &Path, what: &str) -> Result<Vec<Value>> {
     match bytes.trim_ascii_start().first() {
         Some(b'[') => {}
         Some(b'{') => {
-            let reason = format!(
-                "is an object: expected a list of {what}; a file with one conversation a line is for --calib-chat"
-            );
+            let reason =
+                format!("is an object: expected a list of {what}; one conversation a line is for --calib-chat");
             return Err(Error::format(path, "JSON", reason));
         }
         Some(_) => return Err(Error::format(path, "JSON", format!("is no list: expected a list of {what}"))),
