@@ -6,8 +6,8 @@
 //! - [`checkpoint`]: weights in: Hugging Face folders and GGUF files, memory-mapped.
 //! - [`registry`]: model names and hyper-parameters as data.
 //! - [`graph`]: the intermediate representation and its f32 reference interpreter.
-//! - [`models`]: hyper-parameters and a checkpoint to graphs.
 //! - [`transform`]: source transforms of weights and graphs.
+//! - [`models`]: hyper-parameters and a checkpoint to graphs.
 //! - [`formats`]: how weight matrices are stored.
 //! - [`quantize`]: what integers mean, how their ranges are found, how weights become integers.
 //! - [`artefact`]: a compiled model on disk: manifest and component files.

@@ -354,10 +354,13 @@ mod odd_graphs {
         let unary = [
             Op::Scale { factor: -1.5 },
             Op::SoftCap { cap: 0.7 },
+            Op::Sigmoid,
             Op::Silu,
             Op::Gelu,
             Op::GeluTanh,
             Op::Softmax,
+            Op::QuantizeDequantize { scale: 0.013, zero_point: 100, qmin: 0, qmax: 255 },
+            Op::QuantizeDequantize { scale: 0.1, zero_point: 0, qmin: -8, qmax: 7 },
             Op::Transpose { perm: vec![0, 3, 1, 2] },
             Op::Transpose { perm: vec![0, 2, 1, 3] },
             Op::Slice { axis: 2, start: 1, len: 2 },
@@ -385,6 +388,17 @@ mod odd_graphs {
                 );
             }
         }
+        compare(
+            build("masked fill", |b| {
+                let scores = b.input("scores", DType::F32, &[1, 3, 5, 7])?;
+                let noise = b.input("noise", DType::F32, &[1, 1, 5, 7])?;
+                // Noise on a grid of three values: about a third of the mask is 0.
+                let thirds = Op::QuantizeDequantize { scale: 0.7, zero_point: 1, qmin: 0, qmax: 2 };
+                let mask = b.node("mask", thirds, &[noise])?;
+                b.node("n", Op::MaskedFill { drop: 20.0 }, &[scores, mask])
+            }),
+            WeightFormat::F32,
+        );
         compare(
             build("norms", |b| {
                 let x = b.input("x", DType::F32, &[2, 3, 8])?;

@@ -180,6 +180,7 @@ fn describe_checkpoint(path: &Path) -> Result<Value> {
         "kind": match checkpoint.kind() {
             CheckpointKind::HuggingFace => "huggingface",
             CheckpointKind::Gguf => "gguf",
+            CheckpointKind::Meta => "meta",
         },
         "path": path.to_string_lossy(),
         "model": model.as_ref().ok(),

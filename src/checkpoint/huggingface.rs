@@ -1,7 +1,7 @@
 //! Opening a Hugging Face folder.
 
 use super::tensors::TensorTable;
-use super::{Checkpoint, CheckpointKind, TokenizerSource, safetensors};
+use super::{Adapter, Checkpoint, CheckpointKind, TokenizerSource, adapter, safetensors};
 use crate::chat::tokenizer_files::{Configs, chat_template, read_json_object, special_tokens};
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -11,9 +11,9 @@ use std::path::{Component, Path, PathBuf};
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
+pub(super) fn open(folder: &Path, adapter: Adapter) -> Result<Checkpoint> {
     let Some(config) = read_json_object(&folder.join("config.json"))? else {
-        return Err(Error::NotFound(format!("{}: no config.json: not a Hugging Face checkpoint", folder.display())));
+        return Err(no_config(folder));
     };
     let generation_config = read_json_object(&folder.join("generation_config.json"))?;
     let tokenizer_config = read_json_object(&folder.join("tokenizer_config.json"))?;
@@ -26,10 +26,16 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     };
     let tokenizer_json = folder.join("tokenizer.json");
     let special_tokens = special_tokens(&tokenizer_json, &read_if_there(&tokenizer_json)?, configs)?;
+    let tensors = open_weights(folder)?;
+    let adapter = match adapter {
+        Adapter::Merge => adapter::Lora::open(folder, &tensors)?,
+        Adapter::Ignore => None,
+    };
     Ok(Checkpoint {
         path: folder.to_path_buf(),
         kind: CheckpointKind::HuggingFace,
-        tensors: open_weights(folder)?,
+        tensors,
+        adapter,
         tokenizer: TokenizerSource::File(tokenizer_json),
         chat_template: chat_template(folder, tokenizer_config.as_ref())?,
         preprocessor_config: read_json_object(&folder.join("preprocessor_config.json"))?,
@@ -38,6 +44,17 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
         generation_config,
         special_tokens,
     })
+}
+
+fn no_config(folder: &Path) -> Error {
+    let hint = if folder.join(adapter::CONFIG).is_file() {
+        "; it holds an adapter: put it into the folder of the model it adapts"
+    } else if folder.join("params.json").is_file() {
+        "; it holds a params.json: open its weights together with that"
+    } else {
+        ""
+    };
+    Error::NotFound(format!("{}: no config.json: not a Hugging Face checkpoint{hint}", folder.display()))
 }
 
 /// The bytes of a file, none if there is no such file.

@@ -54,6 +54,11 @@ impl TensorEntry {
         Some(TensorEntry { name, shape, storage, bytes, file, offset, transform: Transform::None })
     }
 
+    /// The same tensor under another name.
+    pub(super) fn with_name(self, name: String) -> Self {
+        TensorEntry { name, ..self }
+    }
+
     /// The same tensor with something to undo while reading.
     pub(super) fn with_transform(self, transform: Transform) -> Self {
         TensorEntry { transform, ..self }
@@ -89,6 +94,11 @@ impl TensorTable {
     pub(super) fn add_file(&mut self, file: Arc<MappedFile>) -> usize {
         self.files.push(file);
         self.files.len() - 1
+    }
+
+    /// The same files without tensors.
+    pub(super) fn emptied(self) -> Self {
+        Self { files: self.files, entries: BTreeMap::new() }
     }
 
     /// Adds a tensor; a second one of the same name is an error.

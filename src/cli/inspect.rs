@@ -105,6 +105,7 @@ fn show_checkpoint(args: &Args, checkpoint: &Checkpoint, json: bool) -> Outcome 
     let kind = match checkpoint.kind() {
         CheckpointKind::HuggingFace => "huggingface",
         CheckpointKind::Gguf => "gguf",
+        CheckpointKind::Meta => "meta",
     };
     let storage = storage_summary(checkpoint);
     let special = checkpoint.special_tokens();
@@ -234,6 +235,7 @@ fn kind_for_people(kind: CheckpointKind, path: &Path) -> String {
     match kind {
         CheckpointKind::HuggingFace => format!("Hugging Face folder {}", path.display()),
         CheckpointKind::Gguf => format!("GGUF file {}", path.display()),
+        CheckpointKind::Meta => format!("file {} in Meta's layout", path.display()),
     }
 }
 

@@ -126,6 +126,15 @@ mod tests {
         }
     }
 
+    /// Gemma 4 rotates a quarter of each head of 512 in its full layers, by the first frequencies of the whole head.
+    #[test]
+    fn frequencies_of_a_wide_head_match_the_published_vectors() {
+        let table = RopeTable::new(&spec(1e6, 512, RopeScaling::None), 8);
+        for (i, expected) in [(0, 1.0), (1, 0.947464), (63, 0.0333762)] {
+            assert_close(table.inverse_frequencies()[i], expected);
+        }
+    }
+
     #[test]
     fn rows_are_cosines_and_sines_of_the_angle() {
         let table = RopeTable::new(&spec(1e4, 4, RopeScaling::Linear { factor: 2.0 }), 8);

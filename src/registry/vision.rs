@@ -297,6 +297,10 @@ mod tests {
     fn the_shifted_rule_counts_zero_twice_and_never_reaches_the_last() {
         assert_eq!(PositionRule::Identity.table_rows(3), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(PositionRule::UpstreamShifted.table_rows(3), [0, 0, 1, 0, 0, 1, 3, 3, 4]);
+        // SmolVLM-500M: the first row of 32 patches.
+        assert_eq!(PositionRule::Identity.table_rows(32)[..32], (0..32).collect::<Vec<_>>());
+        let shifted: Vec<usize> = std::iter::once(0).chain(0..31).collect();
+        assert_eq!(PositionRule::UpstreamShifted.table_rows(32)[..32], shifted);
     }
 
     /// The rule is upstream's formula, not a guess at it: buckets `1/n … (n-1)/n`, fraction `(i/n)·(1 - 1e-6)`.

@@ -97,6 +97,28 @@ impl TokenizerFile {
     /// for kinds of models that cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = file_of(path.as_ref())?;
+        let TokenizerText { json, format, special_tokens, chat_template } = TokenizerText::open(&path)?;
+        let tokenizer = Tokenizer::from_bytes(&json, &special_tokens).map_err(|error| found_in(error, &path))?;
+        Ok(TokenizerFile { tokenizer, format, special_tokens, chat_template })
+    }
+}
+
+/// A [`TokenizerFile`] whose tokenizer is still text.
+pub(crate) struct TokenizerText {
+    /// A `tokenizer.json`, the original or made from another format.
+    pub(crate) json: Vec<u8>,
+    /// What the file was.
+    pub(crate) format: TokenizerFormat,
+    /// The special tokens.
+    pub(crate) special_tokens: SpecialTokens,
+    /// Source of the chat template in the same folder, if there is one.
+    pub(crate) chat_template: Option<String>,
+}
+
+impl TokenizerText {
+    /// As [`TokenizerFile::open`], whose errors it has, except for those of a `tokenizer.json` that makes no tokenizer.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let path = file_of(path)?;
         let bytes = read(&path)?;
         let (format, parsed) = parse(&path, bytes)?;
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -116,12 +138,8 @@ impl TokenizerFile {
         if format == TokenizerFormat::HuggingFace && special.eos_ids.is_empty() {
             add_eos_ids(&mut special, likely_end(&parsed.json));
         }
-        Ok(TokenizerFile {
-            tokenizer: Tokenizer::from_bytes(&parsed.json, &special).map_err(|error| found_in(error, &path))?,
-            format,
-            special_tokens: special,
-            chat_template: chat_template(folder, tokenizer.as_ref())?,
-        })
+        let chat_template = chat_template(folder, tokenizer.as_ref())?;
+        Ok(Self { json: parsed.json, format, special_tokens: special, chat_template })
     }
 }
 
@@ -174,14 +192,20 @@ fn found_in(error: Error, path: &Path) -> Error {
     }
 }
 
+/// Tokenizer files in a folder, the best one first.
+const NAMES: [&str; 4] = ["tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin"];
+
+/// The tokenizer file in a folder, if there is one.
+pub(crate) fn tokenizer_in(folder: &Path) -> Option<PathBuf> {
+    NAMES.iter().map(|name| folder.join(name)).find(|file| file.is_file())
+}
+
 /// The file a path means: itself, or one of the known names in a folder.
 fn file_of(path: &Path) -> Result<PathBuf> {
-    const NAMES: [&str; 4] = ["tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin"];
     if !path.is_dir() {
         return Ok(path.to_owned());
     }
-    let found = NAMES.iter().map(|name| path.join(name)).find(|file| file.is_file());
-    found.ok_or_else(|| Error::NotFound(format!("{}: holds none of {}", path.display(), NAMES.join(", "))))
+    tokenizer_in(path).ok_or_else(|| Error::NotFound(format!("{}: holds none of {}", path.display(), NAMES.join(", "))))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

@@ -38,6 +38,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         chat_template: gguf.metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         special_tokens: tokenizer::special_tokens(&gguf.metadata)?,
         tokenizer: TokenizerSource::Gguf(gguf.metadata),
+        adapter: None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Strict bookkeeping: which weight is which tensor, and which tensors have a use.
 
-use super::{Adjust, Binding, BoundWeights, Source};
+use super::{Adjust, Binding, BoundWeights, Order, Source};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, HashSet};
@@ -15,8 +15,15 @@ pub(super) struct Binder<'a> {
     used: HashSet<String>,
 }
 
-/// Consecutive row ranges of one tensor: weight name and number of rows, in order.
-pub(super) type Parts<'p> = &'p [(&'p str, usize)];
+/// One of several matrices that are stored one below the other.
+pub(super) struct Part<'p> {
+    /// Name of the node that reads it.
+    pub node: &'p str,
+    /// Number of its rows.
+    pub rows: usize,
+    /// Order of its rows.
+    pub order: Order,
+}
 
 impl<'a> Binder<'a> {
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
@@ -37,6 +44,20 @@ impl<'a> Binder<'a> {
         self.bind_as(weight, shape, tensor, shape, Adjust::None)
     }
 
+    /// `weight` is `tensor`, in the same shape, its rows in order and adjusted.
+    pub fn bind_in_order(
+        &mut self,
+        weight: &str,
+        tensor: &str,
+        shape: &[usize],
+        order: Order,
+        adjust: Adjust,
+    ) -> Result<()> {
+        self.require(tensor, shape)?;
+        self.insert(weight, shape, Source::Tensor { name: tensor.into(), first_row: 0, order, adjust });
+        Ok(())
+    }
+
     /// `weight` of shape `shape` is `tensor` of shape `stored`, which has the same elements in the same rows, adjusted.
     pub fn bind_as(
         &mut self,
@@ -47,17 +68,29 @@ impl<'a> Binder<'a> {
         adjust: Adjust,
     ) -> Result<()> {
         self.require(tensor, stored)?;
-        self.insert(weight, shape, Source::Tensor { name: tensor.into(), first_row: 0, adjust });
+        self.insert(weight, shape, Source::Tensor { name: tensor.into(), first_row: 0, order: None, adjust });
         Ok(())
     }
 
     /// The weight, and with `bias` the bias, of a linear layer: `[out, in]` and `[out]`.
     pub fn bind_linear(&mut self, node: &str, tensor: &str, shape: [usize; 2], bias: bool) -> Result<()> {
-        self.bind(&format!("{node}.weight"), &format!("{tensor}.weight"), &shape)?;
+        self.bind_ordered_linear(node, tensor, shape, bias, None)
+    }
+
+    /// As [`bind_linear`](Self::bind_linear), with the results of the layer in order.
+    pub fn bind_ordered_linear(
+        &mut self,
+        node: &str,
+        tensor: &str,
+        shape: [usize; 2],
+        bias: bool,
+        order: Order,
+    ) -> Result<()> {
+        let [weight, bias_of] = ["weight", "bias"].map(|part| (format!("{node}.{part}"), format!("{tensor}.{part}")));
         if bias {
-            self.bind(&format!("{node}.bias"), &format!("{tensor}.bias"), &shape[..1])?;
+            self.bind_in_order(&bias_of.0, &bias_of.1, &shape[..1], order.clone(), Adjust::None)?;
         }
-        Ok(())
+        self.bind_in_order(&weight.0, &weight.1, &shape, order, Adjust::None)
     }
 
     /// Weight and bias of a linear layer whose results are multiplied by `factors`.
@@ -76,12 +109,12 @@ impl<'a> Binder<'a> {
     }
 
     /// Several matrices stored one below the other.
-    pub fn bind_parts(&mut self, parts: Parts<'_>, tensor: &str, width: usize) -> Result<()> {
-        self.require(tensor, &[parts.iter().map(|(_, rows)| rows).sum(), width])?;
+    pub fn bind_parts<const N: usize>(&mut self, parts: [Part<'_>; N], tensor: &str, width: usize) -> Result<()> {
+        self.require(tensor, &[parts.iter().map(|part| part.rows).sum(), width])?;
         let mut first_row = 0;
-        for &(weight, rows) in parts {
-            let source = Source::Tensor { name: tensor.into(), first_row, adjust: Adjust::None };
-            self.insert(&format!("{weight}.weight"), &[rows, width], source);
+        for Part { node, rows, order } in parts {
+            let source = Source::Tensor { name: tensor.into(), first_row, order, adjust: Adjust::None };
+            self.insert(&format!("{node}.weight"), &[rows, width], source);
             first_row += rows;
         }
         Ok(())

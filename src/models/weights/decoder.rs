@@ -1,11 +1,12 @@
 //! The decoder's weights, and those of the token embedding in front of it.
 
-use super::binder::{Binder, Parts};
+use super::binder::{Binder, Part};
 use super::layout::Layout;
-use super::{Adjust, RopePart, RopeTable, Source};
+use super::{Adjust, Order, RopePart, RopeTable, Source};
 use crate::error::Result;
 use crate::models::decoder::{DecoderForm, HEAD, R3, TABLE};
 use crate::registry::{DecoderSpec, LayerKind, RopeSpec};
+use crate::transform::half_split_rows;
 
 /// A decoder that takes token ids.
 pub(super) fn bind_decoder(
@@ -62,7 +63,7 @@ fn bind_body(
     layout: &Layout,
     max_context: usize,
 ) -> Result<()> {
-    let mut body = Body { binder, spec, prefix: layout.decoder };
+    let mut body = Body { binder, spec, form, prefix: layout.decoder };
     body.bind_norm("norm", &format!("{}norm", layout.decoder), spec.hidden_size)?;
     for layer in 0..spec.layers {
         body.bind_layer(layer)?;
@@ -77,13 +78,14 @@ fn bind_body(
 struct Body<'b, 'a> {
     binder: &'b mut Binder<'a>,
     spec: &'b DecoderSpec,
+    form: DecoderForm,
     prefix: &'static str,
 }
 
 impl Body<'_, '_> {
     fn bind_layer(&mut self, layer: usize) -> Result<()> {
         let (own, theirs) = (format!("layers.{layer}"), format!("{}layers.{layer}", self.prefix));
-        self.bind_attention(&format!("{own}.attention"), &format!("{theirs}.self_attn"))?;
+        self.bind_attention(layer, &format!("{own}.attention"), &format!("{theirs}.self_attn"))?;
         self.bind_feed_forward(&format!("{own}.feed_forward"), &format!("{theirs}.mlp"))?;
 
         // Hugging Face's "post attention" norm stands before the MLP, except where there are post norms as well.
@@ -103,31 +105,50 @@ impl Body<'_, '_> {
         Ok(())
     }
 
-    fn bind_attention(&mut self, own: &str, theirs: &str) -> Result<()> {
+    fn bind_attention(&mut self, layer: usize, own: &str, theirs: &str) -> Result<()> {
         let &DecoderSpec { hidden_size, heads, kv_heads, head_dim, qkv_bias, out_bias, .. } = self.spec;
         let (q_rows, kv_rows) = (heads * head_dim, kv_heads * head_dim);
+        let (q_order, k_order) = (self.row_order(layer, heads), self.row_order(layer, kv_heads));
         let [wq, wk, wv, wo] = ["wq", "wk", "wv", "wo"].map(|name| format!("{own}.{name}"));
         if self.spec.fused_qkv {
-            let parts: Parts<'_> = &[(&wq, q_rows), (&wk, kv_rows), (&wv, kv_rows)];
+            let parts = [
+                Part { node: &wq, rows: q_rows, order: q_order },
+                Part { node: &wk, rows: kv_rows, order: k_order },
+                Part { node: &wv, rows: kv_rows, order: None },
+            ];
             self.binder.bind_parts(parts, &format!("{theirs}.qkv_proj.weight"), hidden_size)?;
         } else {
-            self.binder.bind_linear(&wq, &format!("{theirs}.q_proj"), [q_rows, hidden_size], qkv_bias)?;
-            self.binder.bind_linear(&wk, &format!("{theirs}.k_proj"), [kv_rows, hidden_size], qkv_bias)?;
-            self.binder.bind_linear(&wv, &format!("{theirs}.v_proj"), [kv_rows, hidden_size], qkv_bias)?;
+            let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|name| format!("{theirs}.{name}"));
+            self.binder.bind_ordered_linear(&wq, &q, [q_rows, hidden_size], qkv_bias, q_order)?;
+            self.binder.bind_ordered_linear(&wk, &k, [kv_rows, hidden_size], qkv_bias, k_order)?;
+            self.binder.bind_linear(&wv, &v, [kv_rows, hidden_size], qkv_bias)?;
         }
         self.binder.bind_linear(&wo, &format!("{theirs}.o_proj"), [hidden_size, q_rows], out_bias)?;
         if self.spec.qk_norm {
-            self.bind_norm(&format!("{own}.q_norm_fn"), &format!("{theirs}.q_norm"), head_dim)?;
-            self.bind_norm(&format!("{own}.k_norm_fn"), &format!("{theirs}.k_norm"), head_dim)?;
+            let order = self.row_order(layer, 1);
+            self.bind_ordered_norm(&format!("{own}.q_norm_fn"), &format!("{theirs}.q_norm"), head_dim, order.clone())?;
+            self.bind_ordered_norm(&format!("{own}.k_norm_fn"), &format!("{theirs}.k_norm"), head_dim, order)?;
         }
         Ok(())
+    }
+
+    /// The order in which the rows of `heads` heads of a layer's queries or keys are bound: that of the checkpoint, unless
+    /// the graph pairs other rows than the family does.
+    fn row_order(&self, layer: usize, heads: usize) -> Order {
+        let rope = match (self.spec.layer_kinds.get(layer)?, &self.spec.local_rope) {
+            (LayerKind::FullNoRope, _) => return None,
+            (LayerKind::Sliding, Some(local)) => local,
+            (LayerKind::Sliding, None) | (LayerKind::Full, _) => &self.spec.rope,
+        };
+        let moves = rope.interleaved && self.form.half_split_rope;
+        moves.then(|| half_split_rows(heads, self.spec.head_dim, rope.rotary_dim).into())
     }
 
     fn bind_feed_forward(&mut self, own: &str, theirs: &str) -> Result<()> {
         let &DecoderSpec { hidden_size, ffn_size, .. } = self.spec;
         let [w1, w2, w3] = ["w1", "w2", "w3"].map(|name| format!("{own}.{name}"));
         if self.spec.fused_gate_up {
-            let parts: Parts<'_> = &[(&w1, ffn_size), (&w3, ffn_size)];
+            let parts = [&w1, &w3].map(|node| Part { node, rows: ffn_size, order: None });
             self.binder.bind_parts(parts, &format!("{theirs}.gate_up_proj.weight"), hidden_size)?;
         } else {
             self.binder.bind_linear(&w1, &format!("{theirs}.gate_proj"), [ffn_size, hidden_size], false)?;
@@ -137,8 +158,12 @@ impl Body<'_, '_> {
     }
 
     fn bind_norm(&mut self, weight: &str, tensor: &str, width: usize) -> Result<()> {
+        self.bind_ordered_norm(weight, tensor, width, None)
+    }
+
+    fn bind_ordered_norm(&mut self, weight: &str, tensor: &str, width: usize, order: Order) -> Result<()> {
         let adjust = if self.spec.norm_plus_one { Adjust::PlusOne } else { Adjust::None };
-        self.binder.bind_as(&format!("{weight}.weight"), &[width], &format!("{tensor}.weight"), &[width], adjust)
+        self.binder.bind_in_order(&format!("{weight}.weight"), &format!("{tensor}.weight"), &[width], order, adjust)
     }
 
     /// The tables of every RoPE some layer uses.

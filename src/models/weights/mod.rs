@@ -5,8 +5,13 @@
 //! bridge for one component, [`ModelWeights`] for all of a model. It is strict: every weight must be there in the right
 //! shape, and every tensor must have a use in some component.
 //!
-//! Two transforms happen here, while rows are read, so that no graph needs nodes for them:
+//! Transforms of weights happen here, while rows are read, so that no graph needs nodes for them and no weight is in memory
+//! twice:
 //!
+//! - *Norm offset* of Gemma 1 to 3: norms are stored as `w - 1`.
+//! - *Rotary order*: a graph that pairs rows `(i, i + r/2)` of heads whose family pairs neighbours gets the rows of the
+//!   query and key projections, their biases and the norms of their heads in the order of
+//!   [`half_split_rows`](crate::transform::half_split_rows).
 //! - *Layer scale* of InternViT: `λ ⊙ (W x + b) = (diag(λ) W) x + λ ⊙ b`, so row `i` of the output projection and of the
 //!   second MLP matrix, and element `i` of their biases, are multiplied by `λ[i]`. The branch then ends in a Linear,
 //!   which engines fuse with the residual add.
@@ -69,8 +74,8 @@ struct Binding {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Source {
-    /// Rows from `first_row` on of a checkpoint tensor.
-    Tensor { name: String, first_row: usize, adjust: Adjust },
+    /// Rows from `first_row` on of a checkpoint tensor, in some order.
+    Tensor { name: String, first_row: usize, order: Order, adjust: Adjust },
     /// These rows of a checkpoint tensor one after the other, all in the weight's only row.
     Gathered { name: String, rows: Vec<usize> },
     /// Computed.
@@ -79,7 +84,11 @@ enum Source {
     Hadamard,
 }
 
-/// What is done to the values of a tensor.
+/// Row `i` of a matrix, or element `i` of a vector, is the tensor's row or element `order[i]`; `None` leaves them as they
+/// are. As long as the matrix has rows, or the vector elements.
+type Order = Option<Arc<[usize]>>;
+
+/// What is done to the values of a tensor, once they are in order.
 #[derive(Debug, Clone, PartialEq)]
 enum Adjust {
     None,
@@ -172,6 +181,17 @@ impl<'a> BoundWeights<'a> {
     }
 }
 
+impl BoundWeights<'_> {
+    /// A whole vector, its elements in another order.
+    fn read_elements(&self, tensor: &str, order: &[usize], out: &mut [f32]) -> Result<()> {
+        let mut stored = vec![0.0; out.len()];
+        self.checkpoint.read_rows(tensor, 0..1, &mut stored)?;
+        let elements = order.iter().filter_map(|&element| stored.get(element));
+        out.iter_mut().zip(elements).for_each(|(out, element)| *out = *element);
+        Ok(())
+    }
+}
+
 impl Binding {
     /// Number of rows and their length, as [`WeightProvider::read_rows`] counts them.
     fn rows(&self) -> (usize, usize) {
@@ -193,8 +213,17 @@ impl WeightProvider for BoundWeights<'_> {
             return Err(Error::invalid(format!("weight {name} {shape:?}: rows {rows:?} into {length} elements")));
         }
         match &binding.source {
-            Source::Tensor { name, first_row, adjust } => {
-                self.checkpoint.read_rows(name, first_row + rows.start..first_row + rows.end, out)?;
+            Source::Tensor { name, first_row, order, adjust } => {
+                match order {
+                    None => self.checkpoint.read_rows(name, first_row + rows.start..first_row + rows.end, out)?,
+                    Some(order) if binding.shape.len() == 1 => self.read_elements(name, order, out)?,
+                    Some(order) => {
+                        let order = order.get(rows.clone()).unwrap_or_default();
+                        for (&row, out) in order.iter().zip(out.chunks_exact_mut(row_len)) {
+                            self.checkpoint.read_rows(name, first_row + row..first_row + row + 1, out)?;
+                        }
+                    }
+                }
                 adjust.apply(rows, binding.shape.len(), row_len, out);
             }
             Source::Gathered { name, rows: gathered } => {
@@ -238,6 +267,8 @@ impl Adjust {
     }
 }
 
+#[cfg(test)]
+mod key_map_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
