@@ -1,40 +1,45 @@
-//! `etgenai compile`: a checkpoint to a directory that the other subcommands open.
+//! `etgenai compile`: a checkpoint, or a quantized model, to a directory that the other subcommands open.
 
 use super::output::{self, merge, print_fields, print_json};
 use super::progress::Progress;
-use super::{Outcome, interrupt, positive};
+use super::{Failure, Outcome, interrupt, positive};
 use clap::ValueEnum;
-use etgenai::artefact::{FormatSummary, TEXT_DECODER};
+use etgenai::Error;
+use etgenai::artefact::{Artefact, FormatSummary, TEXT_DECODER};
 use etgenai::checkpoint::Checkpoint;
-use etgenai::compile::{self, CompileOptions, CompileReport, Flow, Stage, compile_checkpoint, recompile_component};
+use etgenai::compile::{
+    self, CompileOptions, CompileReport, Flow, QuantizedCompileOptions, Stage, compile_checkpoint, compile_quantized,
+    recompile_component,
+};
 use etgenai::formats::WeightFormat;
 use etgenai::registry;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Arguments of `compile`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Hugging Face folder or GGUF file
+    /// Hugging Face folder or GGUF file; or a quantized model, of which the integers are taken: formats and context come with
+    /// it, so only --out, --prefill-ar and --threads go with one
     checkpoint: PathBuf,
     /// Directory to write. It appears when it is complete; a compiled directory of that name is replaced
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Storage of the weight matrices
-    #[arg(long, value_enum, default_value_t = Weights::F16)]
-    weights: Weights,
+    /// Storage of the weight matrices; without it f16
+    #[arg(long, value_enum)]
+    weights: Option<Weights>,
     /// Storage of the vision encoder's matrices; without it as --weights, but w8 for w4
     #[arg(long, value_enum, value_name = "WEIGHTS")]
     vision_weights: Option<Weights>,
     /// Storage of the token embedding of a model that sees; without it as --weights. w4 is stored as w8
     #[arg(long, value_enum, value_name = "WEIGHTS")]
     embedding_weights: Option<Weights>,
-    /// Positions of the patches in SmolVLM's encoder
-    #[arg(long, value_enum, value_name = "RULE", default_value_t = PositionRule::Identity)]
-    position_rule: PositionRule,
+    /// Positions of the patches in SmolVLM's encoder; without it identity
+    #[arg(long, value_enum, value_name = "RULE")]
+    position_rule: Option<PositionRule>,
     /// Compile only this component of the compiled model in DIR again (vision_encoder, tok_embedding, text_decoder);
     /// its other files stay as they are
     #[arg(long, value_name = "COMPONENT")]
@@ -100,18 +105,13 @@ impl From<PositionRule> for registry::PositionRule {
 
 /// Run `etgenai compile`.
 pub fn run(args: &Args, json: bool) -> Outcome {
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let options = CompileOptions {
-        weights: args.weights.into(),
-        vision_weights: args.vision_weights.map(WeightFormat::from),
-        embedding_weights: args.embedding_weights.map(WeightFormat::from),
-        position_rule: args.position_rule.into(),
-        max_context: args.max_context,
-        prefill_ar: args.prefill_ar,
-        model: args.model.clone(),
-        threads: args.threads,
+    let report = if is_quantized_model(&args.checkpoint)? {
+        refuse_options_of_checkpoints(args)?;
+        let options = QuantizedCompileOptions { prefill_ar: args.prefill_ar, threads: args.threads };
+        with_progress(json, &mut |progress| compile_quantized(&args.checkpoint, &args.out, &options, progress))?
+    } else {
+        compile_floats(args, json)?
     };
-    let report = run_compiler(&checkpoint, args, &options, json)?;
     if json {
         let mut document = json!({ "out": args.out });
         merge(&mut document, json!(report));
@@ -140,11 +140,53 @@ fn weights_fields(report: &CompileReport) -> Vec<(&str, String)> {
     report.components.iter().map(|(name, component)| (name.as_str(), line(&component.formats))).collect()
 }
 
-fn run_compiler(
-    checkpoint: &Checkpoint,
-    args: &Args,
-    options: &CompileOptions,
+/// Whether the path is a directory that `etgenai quantize` wrote.
+fn is_quantized_model(path: &Path) -> etgenai::Result<bool> {
+    Ok(Artefact::is_artefact(path) && Artefact::open(path)?.manifest().is_quantized_model())
+}
+
+/// Options that decide about what is decided already.
+fn refuse_options_of_checkpoints(args: &Args) -> Result<(), Failure> {
+    let given = [
+        ("--weights", args.weights.is_some()),
+        ("--vision-weights", args.vision_weights.is_some()),
+        ("--embedding-weights", args.embedding_weights.is_some()),
+        ("--position-rule", args.position_rule.is_some()),
+        ("--only", args.only.is_some()),
+        ("--max-context", args.max_context.is_some()),
+        ("--model", args.model.is_some()),
+    ];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(Failure::Usage(Error::invalid(format!(
+            "{} is a quantized model, which brings its formats and its context along: {option} does not go with it",
+            args.checkpoint.display()
+        )))),
+        None => Ok(()),
+    }
+}
+
+fn compile_floats(args: &Args, json: bool) -> etgenai::Result<CompileReport> {
+    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    let options = CompileOptions {
+        vision_weights: args.vision_weights.map(WeightFormat::from),
+        embedding_weights: args.embedding_weights.map(WeightFormat::from),
+        position_rule: args.position_rule.unwrap_or(PositionRule::Identity).into(),
+        max_context: args.max_context,
+        prefill_ar: args.prefill_ar,
+        model: args.model.clone(),
+        threads: args.threads,
+        ..CompileOptions::new(args.weights.unwrap_or(Weights::F16).into())
+    };
+    with_progress(json, &mut |progress| match &args.only {
+        Some(component) => recompile_component(&checkpoint, &args.out, component, &options, progress),
+        None => compile_checkpoint(&checkpoint, &args.out, &options, progress),
+    })
+}
+
+/// Compile with a progress bar; Ctrl-C cancels.
+fn with_progress(
     json: bool,
+    compile: &mut dyn FnMut(&mut compile::ProgressFn<'_>) -> etgenai::Result<CompileReport>,
 ) -> etgenai::Result<CompileReport> {
     let cancelled = Arc::new(AtomicBool::new(false));
     let _scope = interrupt::cancels_with({
@@ -152,15 +194,11 @@ fn run_compiler(
         move || cancelled.store(true, Ordering::Relaxed)
     });
     let bar = Progress::bytes("graphs", json);
-    let mut progress = |progress: compile::Progress<'_>| {
+    compile(&mut |progress: compile::Progress<'_>| {
         if progress.stage == Stage::Weights {
             bar.set(progress.done, progress.total);
         }
         bar.message(progress.item);
         if cancelled.load(Ordering::Relaxed) { Flow::Cancel } else { Flow::Continue }
-    };
-    match &args.only {
-        Some(component) => recompile_component(checkpoint, &args.out, component, options, &mut progress),
-        None => compile_checkpoint(checkpoint, &args.out, options, &mut progress),
-    }
+    })
 }

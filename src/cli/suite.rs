@@ -11,6 +11,7 @@ use super::progress::Progress;
 use super::{Outcome, interrupt};
 use etgenai::chat::{Message, Part, Role};
 use etgenai::media::{DecodeOptions, Image};
+use etgenai::pipeline::open_runner;
 use etgenai::runner::{Flow, GenerateOptions, Runner, RunnerOptions, StopReason};
 use etgenai::{Error, Result};
 use serde::Serialize;
@@ -74,7 +75,7 @@ pub fn run(dir: Option<&Path>, data: &Path, threads: Option<usize>, json: bool) 
         (None, Some(unpacked)) => demo::compile_shipped_model(&unpacked.0)?.0,
         (None, None) => return Err(Error::internal("no model for the suite").into()),
     };
-    let mut runner = Runner::open(&dir, &RunnerOptions { threads, ..RunnerOptions::default() })?;
+    let mut runner = open_runner(&dir, &RunnerOptions { threads, ..RunnerOptions::default() })?;
     let started = Instant::now();
     let single = single_questions(&mut runner, &data, json)?;
     let composed = conversations(&mut runner, &data, json)?;

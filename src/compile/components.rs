@@ -5,8 +5,7 @@ use super::storage::plan_storage;
 use crate::artefact::{ComponentHeader, TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::formats::WeightFormat;
-use crate::graph::Graph;
+use crate::graph::{Graph, WeightProvider};
 use crate::models::{
     BoundWeights, ModelWeights, build_decoder, build_embedding_decoder, build_token_embedding, build_vision_encoder,
 };
@@ -16,12 +15,12 @@ use crate::registry::ModelSpec;
 pub(super) struct PlannedComponent<'a> {
     /// Its name, e.g. `text_decoder`.
     pub name: &'static str,
-    /// Format that was asked for.
-    pub format: WeightFormat,
+    /// What was asked for: the name of a weight format, or where the formats come from.
+    pub requested: &'static str,
     /// Graphs, and how each weight is stored.
     pub header: ComponentHeader,
     /// Where the weights come from.
-    pub weights: BoundWeights<'a>,
+    pub weights: Box<dyn WeightProvider + Sync + 'a>,
 }
 
 impl PlannedComponent<'_> {
@@ -60,5 +59,6 @@ fn plan<'a>(
     options: &CompileOptions,
 ) -> Result<PlannedComponent<'a>> {
     let format = options.format_of(name);
-    Ok(PlannedComponent { name, format, header: plan_storage(name, graphs, format)?, weights })
+    let header = plan_storage(name, graphs, format)?;
+    Ok(PlannedComponent { name, requested: format.name(), header, weights: Box::new(weights) })
 }

@@ -1,8 +1,9 @@
-//! A checkpoint to an artefact for the CPU engine.
+//! A checkpoint, or a quantized model, to an artefact for the CPU engine.
 //!
 //! [`compile_checkpoint`] reads like the story: read the configuration, build the graphs, bind their weights to the
 //! checkpoint's tensors, pack the weights, copy the tokenizer and the template, publish the directory.
 //! [`recompile_component`] replaces one component of an artefact and leaves the others as they are.
+//! [`compile_quantized`] takes the integers of a quantized model in place of a checkpoint.
 //!
 //! - `components`: what a model is compiled into.
 //! - `storage`: which number format each weight gets.
@@ -11,6 +12,7 @@
 mod components;
 mod options;
 mod pack;
+mod quantized;
 mod recompile;
 mod storage;
 
@@ -30,8 +32,9 @@ use std::time::Instant;
 
 pub use options::{CompileOptions, DEFAULT_MAX_CONTEXT, DEFAULT_PREFILL_AR};
 pub use pack::write_component;
+pub use quantized::{QuantizedCompileOptions, compile_quantized};
 pub use recompile::recompile_component;
-pub use storage::plan_storage;
+pub use storage::{MatrixFormats, plan_storage};
 
 /// File names inside the artefact, beside those of the components.
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -79,7 +82,7 @@ pub type ProgressFn<'a> = dyn FnMut(Progress<'_>) -> Flow + 'a;
 pub struct CompileReport {
     /// Name of the model.
     pub model: String,
-    /// Requested weight format.
+    /// Requested weight format; `quantized` if the integers of a quantized model were taken.
     pub weights: &'static str,
     /// What the written files really hold, by format: with `w4` the embedding table and the output head are `w8`,
     /// norms, biases and RoPE tables are always f32.
@@ -99,7 +102,7 @@ pub struct CompileReport {
 /// One component that was compiled.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ComponentReport {
-    /// Requested weight format.
+    /// Requested weight format, as above.
     pub weights: &'static str,
     /// What the file really holds, by format.
     pub formats: BTreeMap<String, FormatSummary>,
@@ -131,7 +134,7 @@ pub fn compile_checkpoint(
     let components = plan_components(checkpoint, &spec, sizes, options)?;
     step(progress, Stage::Graphs, &spec.name, 1, 1)?;
 
-    let entries = write_components(&directory, &components, options, progress)?;
+    let entries = write_components(&directory, &components, options.threads, progress)?;
 
     let files = components.len() as u64;
     let total = files + 2;
@@ -141,7 +144,7 @@ pub fn compile_checkpoint(
     if let Some(template) = checkpoint.chat_template() {
         directory.write_file(TEMPLATE_FILE, template.as_bytes())?;
     }
-    let mut report = CompileReport::new(&spec, options, sizes, &components, &entries);
+    let mut report = CompileReport::new(&spec.name, options.weights.name(), sizes, &components, &entries);
     let manifest = describe(checkpoint, spec, sizes, entries)?;
     step(progress, Stage::Finish, crate::artefact::MANIFEST_FILE, total, total)?;
     directory.publish(&manifest)?;
@@ -153,17 +156,17 @@ pub fn compile_checkpoint(
 fn write_components(
     directory: &ArtefactWriter,
     components: &[PlannedComponent<'_>],
-    options: &CompileOptions,
+    threads: Option<usize>,
     progress: &mut ProgressFn<'_>,
 ) -> Result<BTreeMap<String, ComponentEntry>> {
-    let pool = Pool::new(options.threads.unwrap_or_else(physical_cores));
+    let pool = Pool::new(threads.unwrap_or_else(physical_cores));
     let total = components.iter().map(|component| pack::weight_bytes(&component.header)).sum();
     let (mut done, mut written) = (0, Vec::new());
     for component in components {
         let path = directory.file_path(&component.file())?;
         // Each file counts from 0; the caller sees the bytes of all of them.
         let mut overall = |part: Progress<'_>| progress(Progress { done: done + part.done, total, ..part });
-        written.push(write_component(&path, &component.header, &component.weights, &pool, &mut overall)?);
+        written.push(write_component(&path, &component.header, &*component.weights, &pool, &mut overall)?);
         done += pack::weight_bytes(&component.header);
     }
 
@@ -187,8 +190,8 @@ fn write_components(
 
 impl CompileReport {
     fn new(
-        spec: &ModelSpec,
-        options: &CompileOptions,
+        model: &str,
+        weights: &'static str,
         (context_capacity, prefill_ar): (usize, usize),
         planned: &[PlannedComponent<'_>],
         entries: &BTreeMap<String, ComponentEntry>,
@@ -197,14 +200,14 @@ impl CompileReport {
         for (format, summary) in entries.values().flat_map(|entry| &entry.weights) {
             formats.entry(format.clone()).or_default().merge(summary);
         }
-        let requested = |name: &str| planned.iter().find(|component| component.name == name).map(|c| c.format.name());
+        let requested = |name: &str| planned.iter().find(|component| component.name == name).map(|c| c.requested);
         let components = entries.iter().map(|(name, entry)| {
             let weights = requested(name).unwrap_or_default();
             (name.clone(), ComponentReport { weights, formats: entry.weights.clone(), bytes: entry.bytes })
         });
         Self {
-            model: spec.name.clone(),
-            weights: options.weights.name(),
+            model: model.into(),
+            weights,
             formats,
             context_capacity,
             prefill_ar,

@@ -45,8 +45,8 @@ pub fn recompile_component(
     let planned = plan_one(checkpoint, &spec, sizes, component, options)?;
     step(progress, Stage::Graphs, component, 1, 1)?;
 
-    let entries = write_components(&writer, &planned, options, progress)?;
-    let mut report = CompileReport::new(&manifest.model, options, sizes, &planned, &entries);
+    let entries = write_components(&writer, &planned, options.threads, progress)?;
+    let mut report = CompileReport::new(&manifest.model.name, options.weights.name(), sizes, &planned, &entries);
     let renewed = renew(manifest, spec, component, entries);
     let replaced = &manifest.component(component)?.file;
     for file in manifest.files().into_iter().filter(|file| *file != MANIFEST_FILE && file != replaced) {

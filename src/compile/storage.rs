@@ -17,16 +17,50 @@ struct Uses {
     sensitive: bool,
 }
 
+/// Which format the matrices of a component get.
+#[derive(Debug, Clone, Copy)]
+pub enum MatrixFormats<'a> {
+    /// The same for all; with [`WeightFormat::W4`] an embedding table and the last matrix of a graph (the output head of a
+    /// decoder, the connector of a vision encoder) are stored as [`WeightFormat::W8`], because nothing behind it makes up
+    /// for an error there.
+    All(WeightFormat),
+    /// One for each, by the name of the weight.
+    Each(&'a BTreeMap<String, WeightFormat>),
+}
+
+impl From<WeightFormat> for MatrixFormats<'_> {
+    fn from(format: WeightFormat) -> Self {
+        Self::All(format)
+    }
+}
+
+impl MatrixFormats<'_> {
+    fn of(self, name: &str, sensitive: bool) -> Result<WeightFormat> {
+        match self {
+            Self::All(WeightFormat::W4) if sensitive => Ok(WeightFormat::W8),
+            Self::All(format) => Ok(format),
+            Self::Each(formats) => formats
+                .get(name)
+                .copied()
+                .ok_or_else(|| Error::NotFound(format!("no format was chosen for the matrix {name}"))),
+        }
+    }
+}
+
 /// Decide how each weight of `graphs` is stored.
 ///
-/// Matrices of linear operators and embedding tables are stored in `format`; with [`WeightFormat::W4`] an embedding table
-/// and the last matrix of a graph (the output head of a decoder, the connector of a vision encoder) are stored as
-/// [`WeightFormat::W8`], because nothing behind it makes up for an error there. All other weights (norms, biases,
+/// Matrices of linear operators and embedding tables are stored as `formats` says. All other weights (norms, biases,
 /// position and RoPE tables) are f32. A weight that several operators or graphs use is stored once.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if two graphs want different shapes of one weight.
-pub fn plan_storage(component: &str, graphs: Vec<Graph>, format: WeightFormat) -> Result<ComponentHeader> {
+/// [`Error::InvalidArgument`] if two graphs want different shapes of one weight; [`Error::NotFound`] for a matrix that
+/// `formats` does not name.
+pub fn plan_storage<'a>(
+    component: &str,
+    graphs: Vec<Graph>,
+    formats: impl Into<MatrixFormats<'a>>,
+) -> Result<ComponentHeader> {
+    let formats = formats.into();
     let mut uses = BTreeMap::<&str, Uses>::new();
     graphs.iter().for_each(|graph| find_uses(graph, &mut uses));
     let mut weights = BTreeMap::<String, StoredWeight>::new();
@@ -34,7 +68,7 @@ pub fn plan_storage(component: &str, graphs: Vec<Graph>, format: WeightFormat) -
         let uses = uses.get(info.name.as_str()).copied().unwrap_or_default();
         let stored = match info.shape.as_slice() {
             &[rows, cols] if uses.matrix && !uses.other => {
-                let format = if uses.sensitive && format == WeightFormat::W4 { WeightFormat::W8 } else { format };
+                let format = formats.of(&info.name, uses.sensitive)?;
                 StoredWeight { format, layout: Layout::Panels, shape: vec![rows, cols] }
             }
             shape => StoredWeight::plain(shape),
@@ -111,6 +145,20 @@ mod tests {
                 assert_eq!(stored[name], (format, Layout::Panels));
             }
         }
+    }
+
+    #[test]
+    fn formats_by_name_are_taken_as_they_are() {
+        let formats = [("tok_embeddings.weight", WeightFormat::F16), ("inner.weight", WeightFormat::W8)];
+        let mut formats = formats.map(|(name, format)| (name.to_owned(), format)).into_iter().collect();
+        let plan = |formats: &BTreeMap<_, _>| plan_storage("c", vec![graph(false)], MatrixFormats::Each(formats));
+        let error = plan(&formats).unwrap_err().to_string();
+        assert!(error.contains("output.weight"), "{error}");
+        formats.insert("output.weight".into(), WeightFormat::W4);
+        let header = plan(&formats).unwrap();
+        assert_eq!(header.weights["output.weight"].format, WeightFormat::W4, "the head too");
+        assert_eq!(header.weights["tok_embeddings.weight"].format, WeightFormat::F16);
+        assert_eq!(header.weights["inner.bias"].layout, Layout::Plain);
     }
 
     #[test]

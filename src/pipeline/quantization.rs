@@ -11,6 +11,7 @@ use crate::compile;
 use crate::dataset::{self, CalibrationSet, DatasetOptions};
 use crate::engine::cpu::pool::{Pool, physical_cores};
 use crate::error::{Error, Result};
+pub use crate::quantize::GRAPHS_FILE;
 use crate::quantize::{Job, JobComponent, ModelGraphs, Observed, QuantizeOptions, StepFn, weights_path};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -19,8 +20,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// File of a quantized model that says how its graphs are built.
-pub const GRAPHS_FILE: &str = "graphs.json";
 /// File with what the observers saw; quantizing can begin from it.
 pub const OBSERVATIONS_FILE: &str = "observations.json";
 /// The layout of the observations this build writes, and the only one it reads.
@@ -313,7 +312,7 @@ impl QuantizedModel {
             let directory = directory.display();
             return Err(Error::invalid(format!("{directory} is a compiled model; a quantized one is asked for here")));
         }
-        let graphs = read_json(&directory.join(GRAPHS_FILE))?;
+        let graphs = ModelGraphs::open(directory)?;
         let report = read_json(&directory.join(REPORT_FILE))?;
         Ok(Self { artefact, graphs, report })
     }

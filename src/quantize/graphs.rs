@@ -14,6 +14,7 @@ use crate::models::{
 use crate::registry::ModelSpec;
 use crate::transform::decompose_silu;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// Which decoder graphs are deployed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -45,7 +46,20 @@ pub struct ModelGraphs {
     pub mode: ModelMode,
 }
 
+/// File of a quantized model that says how its graphs are built.
+pub const GRAPHS_FILE: &str = "graphs.json";
+
 impl ModelGraphs {
+    /// Read how the graphs of the quantized model in `directory` are built.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] or [`Error::Io`]; [`Error::Format`] naming the place for what is malformed.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let path = directory.join(GRAPHS_FILE);
+        let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        serde_json::from_slice(&bytes).map_err(|e| Error::format(&path, format!("line {}", e.line()), e.to_string()))
+    }
+
     /// Names of the components, in the order in which they run.
     pub fn components(&self) -> Vec<&'static str> {
         if self.model.vision.is_some() { vec![VISION_ENCODER, TOK_EMBEDDING, TEXT_DECODER] } else { vec![TEXT_DECODER] }

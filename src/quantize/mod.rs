@@ -52,7 +52,7 @@ pub use dtype::{QuantDtype, WeightGranularity};
 pub use encoding::Encoding;
 pub use engine::QdqEngine;
 pub use fit::{Rounding, ScaleSearch, WeightOptions, quantize_weight};
-pub use graphs::{ModelGraphs, ModelMode};
+pub use graphs::{GRAPHS_FILE, ModelGraphs, ModelMode};
 pub use histogram::Histogram;
 pub use inputs::{DecoderInputs, Rows};
 pub use job::{Job, JobComponent, JobStep, Observed, Phase, SaveFn, StepFn, weights_path};
