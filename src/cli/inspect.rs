@@ -21,10 +21,15 @@ pub struct Args {
     /// Read a compiled directory to the end and compare it with its manifest
     #[arg(long)]
     verify: bool,
+    #[command(flatten)]
+    exports: super::inspect_exports::Args,
 }
 
 /// Run `etgenai inspect`.
 pub fn run(args: &Args, json: bool) -> Outcome {
+    if args.exports.any() {
+        return super::inspect_exports::run(&args.path, &args.exports, json);
+    }
     if Artefact::is_artefact(&args.path) {
         let artefact = Artefact::open(&args.path)?;
         if args.verify {

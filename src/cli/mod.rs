@@ -6,6 +6,7 @@ mod compile;
 mod demo;
 mod eval;
 mod inspect;
+mod inspect_exports;
 mod interrupt;
 mod machine;
 mod models;

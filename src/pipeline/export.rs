@@ -49,6 +49,14 @@ impl QuantizedModel {
     }
 }
 
+/// Write a page, see [`report_page`](super::report_page). A file of that name is replaced when the new one is complete.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn save_page(html: &str, path: &Path) -> Result<()> {
+    write_atomically(path, html.as_bytes())
+}
+
 /// Write a suggestion into the folder `dir`, each file complete or not at all; the files that were written.
 ///
 /// # Errors

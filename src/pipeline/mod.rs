@@ -25,7 +25,7 @@ mod runner;
 pub mod stages;
 
 pub use context::{Backend, EngineProxy, EngineType, PipelineContext, PipelineContextBuilder, StageName};
-pub use export::save_suggestion;
+pub use export::{save_page, save_suggestion};
 pub use options::PipelineOptions;
 pub use orchestrator::{EventFn, Pipeline, PipelineEvent, PipelineOutcome, PipelineStep, StageOutcome, StageState};
 pub use preparation::{PreparationOptions, PreparedModel};

@@ -72,6 +72,20 @@ impl WeightProvider for LiveWeights<'_> {
 
 /// The 32-bit integer of a bias.
 pub(super) fn bias_level(value: f32, scale: f32) -> i32 {
-    // The cast saturates, and NaN becomes 0.
-    (f64::from(value) / f64::from(scale)).round_ties_even() as i32
+    // The cast saturates, and NaN becomes 0. The largest magnitude divided by its own scale, which is rounded, may be 2³¹: of the
+    // two ends only the positive one would saturate to what a symmetric grid has.
+    ((f64::from(value) / f64::from(scale)).round_ties_even() as i32).max(-i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_bias_is_on_its_grid_whatever_its_sign() {
+        // 2⁻³ / (2³¹ - 1), rounded to 2⁻³⁴.
+        let scale = 0.125 / i32::MAX as f32;
+        assert_eq!((bias_level(-0.125, scale), bias_level(0.125, scale)), (-i32::MAX, i32::MAX));
+        assert_eq!((bias_level(-1.0, 0.25), bias_level(f32::NAN, 0.25)), (-4, 0));
+    }
 }
