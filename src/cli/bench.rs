@@ -9,6 +9,7 @@ use etgenai::engine::OpProfile;
 use etgenai::engine::cpu::pool::physical_cores;
 use etgenai::media::{PixelTensor, TileLayout};
 use etgenai::pipeline::memory::peak_memory_bytes;
+use etgenai::pipeline::open_runner;
 use etgenai::runner::{Runner, RunnerOptions, SamplingOptions};
 use etgenai::{Error, Result};
 use serde_json::{Value, json};
@@ -139,7 +140,7 @@ fn load(args: &Args, cancelled: &AtomicBool) -> Result<(Spread, Runner)> {
     let mut times = Vec::new();
     loop {
         let start = Instant::now();
-        let runner = Runner::open(&args.dir, &options)?;
+        let runner = open_runner(&args.dir, &options)?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
         check(cancelled)?;
         if times.len() >= args.repeat {

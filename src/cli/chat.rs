@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use etgenai::Error;
 use etgenai::chat::{Message, messages_with_placeholders};
 use etgenai::media::{DecodeOptions, Image, Tiling};
+use etgenai::pipeline::open_runner;
 use etgenai::runner::{
     Event, Flow, GenerateOptions, Runner, RunnerOptions, SamplingOptions, StopReason, TotalStats, TurnResult, TurnStats,
 };
@@ -27,7 +28,7 @@ Ctrl-C cancels the reply; where there is none, it ends the chat.";
 /// Arguments of `chat`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Directory written by `etgenai compile`
+    /// Directory written by `etgenai compile` or `etgenai quantize`
     dir: PathBuf,
     /// Play this turn, then end; may be given several times. Without it the turns are typed, or read from a pipe, one a
     /// line
@@ -141,7 +142,7 @@ pub fn run(args: &Args, json: bool) -> Outcome {
     let options = args.generate_options();
     options.validate().map_err(Failure::Usage)?;
     let images = args.images.iter().map(|path| open_image(path)).collect::<etgenai::Result<Vec<_>>>()?;
-    let runner = Runner::open(&args.dir, &args.runner_options())?;
+    let runner = open_runner(&args.dir, &args.runner_options())?;
     let mut session = Session { runner, options, stream: !json, stats: args.stats };
     if !args.prompts.is_empty() {
         let turns = turns_of(&args.prompts, images, &session.runner)?;

@@ -1,6 +1,7 @@
 //! The command line, one file a subcommand: arguments in, one call into the library, text or JSON out.
 
 mod bench;
+mod calibration_args;
 mod chat;
 mod compile;
 mod demo;
@@ -9,10 +10,15 @@ mod inspect;
 mod inspect_exports;
 mod interrupt;
 mod machine;
+mod merge;
 mod models;
 mod output;
+mod pipeline;
 mod progress;
+mod quantize;
+mod quantize_args;
 mod run_pte;
+mod stage_progress;
 mod suite;
 mod terminal;
 
@@ -41,15 +47,21 @@ struct Args {
 enum Command {
     /// List the models known by name
     Models(models::Args),
-    /// Show what a checkpoint, a GGUF file or a compiled directory holds
+    /// Show what a checkpoint, a GGUF file, a compiled or quantized directory or a file of observations holds
     Inspect(inspect::Args),
     /// Compile a checkpoint to a directory that `chat`, `eval` and `bench` open
     Compile(compile::Args),
-    /// Talk with a compiled model
+    /// Quantize a checkpoint with calibration data
+    Quantize(Box<quantize::Args>),
+    /// Join what several `quantize --shard` observed
+    Merge(merge::Args),
+    /// Prepare, quantize, compile and answer prompts, with the options of upstream's GenAI pipeline
+    Pipeline(Box<pipeline::Args>),
+    /// Talk with a compiled or quantized model
     Chat(chat::Args),
     /// Compile the model that ships inside this command and play a conversation about three pictures
     Demo(demo::Args),
-    /// Measure the perplexity of a compiled model on a text, or how well it sees
+    /// Measure the perplexity of a compiled or quantized model on a text, or how well it sees
     Eval(eval::Args),
     /// Measure the speed and memory of a compiled model
     Bench(bench::Args),
@@ -94,6 +106,9 @@ pub fn main() -> ExitCode {
         Command::Models(command) => models::run(&command, args.json),
         Command::Inspect(command) => inspect::run(&command, args.json),
         Command::Compile(command) => compile::run(&command, args.json),
+        Command::Quantize(command) => quantize::run(&command, args.json),
+        Command::Merge(command) => merge::run(&command, args.json),
+        Command::Pipeline(command) => pipeline::run(&command, args.json),
         Command::Chat(command) => chat::run(&command, args.json),
         Command::Demo(command) => demo::run(&command, args.json),
         Command::Eval(command) => eval::run(&command, args.json),

@@ -25,8 +25,13 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PipelineOptions {
-    /// Hugging Face folder or GGUF file. Needed unless the model was prepared before.
+    /// Hugging Face folder or GGUF file, or weights in Meta's layout with [`params`](Self::params). Needed unless the model was
+    /// prepared before.
     pub checkpoint: Option<PathBuf>,
+    /// Meta's `params.json`.
+    pub params: Option<PathBuf>,
+    /// A tokenizer instead of the checkpoint's own.
+    pub tokenizer: Option<PathBuf>,
     /// Backend that the results are for. For `htp` and `gpu` the pipeline ends with the quantized model.
     pub backend: Backend,
     /// How the checkpoint is prepared.
@@ -39,12 +44,16 @@ pub struct PipelineOptions {
     pub quantization: QuantizeOptions,
     /// Quantize the token embedding too; for the backend `cpu` only.
     pub embedding_quantize: Option<EmbeddingQuantize>,
+    /// Suggest a recipe of mixed precision from what quantization did to each layer.
+    pub suggest_recipe: bool,
     /// Leave quantization out: weights of 16-bit floats.
     pub use_fp16: bool,
     /// Samples that are calibrated together.
     pub batch_size: usize,
     /// End with the compiled model.
     pub compile_only: bool,
+    /// A compiled model that answers the prompts; no other stage runs then.
+    pub pre_generated: Option<PathBuf>,
     /// First message of the conversation that the prompts are turns of.
     pub system_prompt: Option<String>,
     /// How replies are generated.
@@ -65,15 +74,19 @@ impl Default for PipelineOptions {
     fn default() -> Self {
         Self {
             checkpoint: None,
+            params: None,
+            tokenizer: None,
             backend: Backend::default(),
             preparation: PreparationOptions::default(),
             calibration: DatasetOptions::default(),
             observations: None,
             quantization: QuantizeOptions::default(),
             embedding_quantize: None,
+            suggest_recipe: false,
             use_fp16: false,
             batch_size: 1,
             compile_only: false,
+            pre_generated: None,
             system_prompt: None,
             generate: GenerateOptions::default(),
             images: Vec::new(),
@@ -115,7 +128,9 @@ impl PipelineOptions {
         let entry = registry::find(context.model_name())?;
         let mut warnings = Vec::new();
         let batch = self.batch_size(entry, &mut warnings)?;
-        let runs = |stage: StageName| !self.skip.contains(&stage);
+        self.check_pre_generated()?;
+        let given = self.pre_generated.is_some();
+        let runs = |stage| !self.skip.contains(&stage) && (!given || stage == StageName::Inference);
         let preparation = runs(StageName::ModelPreparation).then(|| self.preparation(entry)).transpose()?;
         let quantization = (runs(StageName::Quantization) && !self.use_fp16).then(|| self.quantization(entry, batch));
         let quantization = quantization.transpose()?;
@@ -130,6 +145,7 @@ impl PipelineOptions {
                 ..RunnerOptions::default()
             },
             generate: self.generate.clone(),
+            model: self.pre_generated.clone(),
             images: self.images.clone(),
             audio: self.audio.clone(),
         };
@@ -143,6 +159,23 @@ impl PipelineOptions {
             threads: self.threads,
         };
         Ok((pipeline, warnings))
+    }
+
+    /// A compiled model can be given only where this build can run it.
+    fn check_pre_generated(&self) -> Result<()> {
+        let Some(directory) = &self.pre_generated else { return Ok(()) };
+        if self.compile_only {
+            return Err(Error::Config("--compile-only and --pre-gen-pte exclude each other".into()));
+        }
+        if self.backend != Backend::Cpu {
+            return Err(Error::Config(format!(
+                "--pre-gen-pte {}: programs for {} are run by `etgenai run-pte`; with --backend cpu a directory of `etgenai compile` \
+                 or of stage compilation can be given here",
+                directory.display(),
+                self.backend.name()
+            )));
+        }
+        Ok(())
     }
 
     fn preparation(&self, entry: &RegistryEntry) -> Result<PreparationStage> {

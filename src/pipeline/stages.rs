@@ -61,6 +61,8 @@ pub struct InferenceStage {
     pub runner: RunnerOptions,
     /// How replies are generated.
     pub generate: GenerateOptions,
+    /// The model that answers; `None`: what was compiled, or the quantized model where nothing was.
+    pub model: Option<PathBuf>,
     /// Pictures for the placeholders of the prompts, or for the first prompt.
     pub images: Vec<PathBuf>,
     /// Sounds for the placeholders of the prompts, or for the first prompt.
@@ -309,7 +311,8 @@ impl InferenceStage {
     /// Answer the prompts, turn by turn.
     pub(super) fn run(&self, run: &mut Run<'_>, on_event: &mut EventFn<'_>) -> Result<(StageState, PathBuf)> {
         let stage = StageName::Inference;
-        let model = run.saved_model(StageName::Compilation).or_else(|| run.saved_model(StageName::Quantization));
+        let saved = || run.saved_model(StageName::Compilation).or_else(|| run.saved_model(StageName::Quantization));
+        let model = self.model.clone().or_else(saved);
         let model = model.ok_or_else(|| {
             required("a compiled model", stage, &run.directory(StageName::Compilation), StageName::Compilation)
         })?;
