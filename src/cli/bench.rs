@@ -21,7 +21,7 @@ use std::time::Instant;
 /// Arguments of `bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Directory written by `etgenai compile`
+    /// Directory written by `etgenai compile` or `etgenai quantize`
     dir: PathBuf,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]

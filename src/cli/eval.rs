@@ -4,10 +4,13 @@
 use super::interrupt;
 use super::output::{print_fields, print_json};
 use super::progress::Progress;
+use super::stage_progress::StageProgress;
 use super::{Failure, Outcome, positive, suite};
 use clap::ValueEnum;
 use etgenai::Error;
-use etgenai::chat::EncodeOptions;
+use etgenai::artefact::{Artefact, TEXT_DECODER};
+use etgenai::chat::{EncodeOptions, Tokenizer};
+use etgenai::pipeline::QuantizedModel;
 use etgenai::runner::{EvalOptions, Flow, Perplexity, Runner, RunnerOptions};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -16,7 +19,7 @@ use std::time::Instant;
 /// Arguments of `eval`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Directory written by `etgenai compile`; with `--suite`, the model that ships inside this command if left out
+    /// Directory written by `etgenai compile` or `etgenai quantize`; with `--suite`, the model that ships inside this command if left out
     #[arg(required_unless_present = "suite")]
     dir: Option<PathBuf>,
     /// UTF-8 text to score
@@ -62,6 +65,9 @@ pub fn run(args: &Args, json: bool) -> Outcome {
         return Err(Failure::Usage(Error::invalid("a directory and --text FILE are needed, or --suite demo")));
     };
     let text = read_text(text)?;
+    if is_quantized(dir)? {
+        return score_quantized(dir, &text, args, json);
+    }
     let mut runner = Runner::open(dir, &RunnerOptions { threads: args.threads, ..RunnerOptions::default() })?;
     let tokens = runner.tokenizer().encode(&text, EncodeOptions { add_bos: false, parse_special: false })?;
 
@@ -69,11 +75,14 @@ pub fn run(args: &Args, json: bool) -> Outcome {
     let result = score(&mut runner, &tokens, args, json)?;
     let seconds = start.elapsed().as_secs_f64();
     let engine = runner.decoder().component().description();
+    show(args, &result, tokens.len(), seconds, &engine, json)
+}
 
+fn show(args: &Args, result: &Perplexity, text_tokens: usize, seconds: f64, engine: &str, json: bool) -> Outcome {
     if json {
         return Ok(print_json(&json!({
             "text": args.text,
-            "text_tokens": tokens.len(),
+            "text_tokens": text_tokens,
             "window": args.window,
             "full_windows_only": args.full_windows_only,
             "windows": result.windows,
@@ -87,16 +96,37 @@ pub fn run(args: &Args, json: bool) -> Outcome {
     }
     Ok(print_fields(&[
         ("perplexity", format!("{:.4}", result.perplexity)),
-        ("scored", format!("{} of {} tokens", result.scored_tokens, tokens.len())),
+        ("scored", format!("{} of {text_tokens} tokens", result.scored_tokens)),
         ("windows", format!("{} of {} tokens", result.windows, args.window)),
         ("time", format!("{seconds:.1} s, {:.1} tokens/s", result.scored_tokens as f64 / seconds)),
-        ("engine", engine),
+        ("engine", engine.to_owned()),
     ])?)
 }
 
 fn read_text(path: &Path) -> etgenai::Result<String> {
     let bytes = std::fs::read(path).map_err(|error| Error::io(path, error))?;
     String::from_utf8(bytes).map_err(|error| Error::format(path, "text", error.to_string()))
+}
+
+fn is_quantized(dir: &Path) -> etgenai::Result<bool> {
+    Ok(Artefact::open(dir)?.manifest().is_quantized_model())
+}
+
+/// A quantized model, with the arithmetic of its quantize-dequantize nodes.
+fn score_quantized(dir: &Path, text: &str, args: &Args, json: bool) -> Outcome {
+    let model = QuantizedModel::open(dir)?;
+    let artefact = model.artefact();
+    let tokenizer = Tokenizer::from_bytes(&artefact.tokenizer_json()?, &artefact.manifest().special_tokens)?;
+    let tokens = tokenizer.encode(text, EncodeOptions { add_bos: false, parse_special: false })?;
+    let start = Instant::now();
+    let options = EvalOptions { window: args.window, full_windows_only: args.full_windows_only };
+    let progress = StageProgress::new("scoring", json);
+    let mut step = |layer: &str, done: usize, total: usize| progress.step(layer, done as u64, total as u64);
+    let result = model.perplexity(&tokens, &options, args.threads, &mut step)?;
+    drop(progress);
+    let precision = model.report().components.get(TEXT_DECODER).map_or("", |decoder| decoder.precision.as_str());
+    let engine = format!("quantize-dequantize arithmetic, decoder {precision}");
+    show(args, &result, tokens.len(), start.elapsed().as_secs_f64(), &engine, json)
 }
 
 fn score(runner: &mut Runner, tokens: &[u32], args: &Args, json: bool) -> etgenai::Result<Perplexity> {

@@ -1,6 +1,6 @@
 //! `etgenai inspect`: what a checkpoint, a GGUF file or a compiled directory holds.
 
-use super::Outcome;
+use super::{Outcome, inspect_stages};
 use super::output::{self, Align, Table, merge, print_fields, print_json, print_line};
 use etgenai::artefact::{Artefact, ArtefactSummary};
 use etgenai::checkpoint::{Checkpoint, CheckpointKind, TensorEntry};
@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 /// Arguments of `inspect`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Hugging Face folder, GGUF file, or directory written by `etgenai compile`
+    /// Hugging Face folder, GGUF file, directory written by `etgenai compile` or `etgenai quantize`, a saved preparation, or
+    /// observations of `etgenai quantize --shard`
     path: PathBuf,
-    /// List every tensor of a checkpoint, every graph input and output of a compiled directory
+    /// List every tensor of a checkpoint, every graph input and output of a compiled directory, every layer of a quantized one
     #[arg(long)]
     tensors: bool,
     /// Read a compiled directory to the end and compare it with its manifest
@@ -30,10 +31,16 @@ pub fn run(args: &Args, json: bool) -> Outcome {
     if args.exports.any() {
         return super::inspect_exports::run(&args.path, &args.exports, json);
     }
+    if inspect_stages::is_saved_stage(&args.path) {
+        return inspect_stages::show_file(&args.path, json);
+    }
     if Artefact::is_artefact(&args.path) {
         let artefact = Artefact::open(&args.path)?;
         if args.verify {
             artefact.verify_hashes()?;
+        }
+        if artefact.manifest().is_quantized_model() {
+            return inspect_stages::show_quantized(&args.path, (args.tensors, args.verify), json);
         }
         show_artefact(args, &artefact.summary()?, json)
     } else {
@@ -215,7 +222,7 @@ fn storage_summary(checkpoint: &Checkpoint) -> Vec<StorageSum> {
 }
 
 /// The lines that describe a model, wherever it comes from.
-fn model_fields(model: &ModelSpec) -> Vec<(&'static str, String)> {
+pub(super) fn model_fields(model: &ModelSpec) -> Vec<(&'static str, String)> {
     let d: &DecoderSpec = &model.decoder;
     let heads = format!("{} of width {}, {} for keys and values", d.heads, d.head_dim, d.kv_heads);
     let mut fields = vec![

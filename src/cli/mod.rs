@@ -8,6 +8,7 @@ mod demo;
 mod eval;
 mod inspect;
 mod inspect_exports;
+mod inspect_stages;
 mod interrupt;
 mod machine;
 mod merge;

@@ -4,13 +4,17 @@ use super::positive;
 use clap::{Args, ValueEnum};
 use etgenai::artefact::{AUDIO_ENCODER, TEXT_DECODER, TOK_EMBEDDING, VISION_ENCODER};
 use etgenai::quantize::{
-    EncoderPrecision, EncoderRows, ObserverKind, QuantDtype, QuantizeOptions, Recipe, ResidualChannels,
+    EncoderPrecision, EncoderRows, ObserverKind, QuantDtype, QuantizeOptions, Recipe, ResidualChannels, Rounding,
+    ScaleSearch, SearchGranularity, WeightOptions,
 };
+use etgenai::registry;
 use etgenai::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// Inputs of a layer that share a scale if nothing else is said.
 const DEFAULT_BLOCK: usize = 32;
+/// Scales that a search tries if neither the user nor upstream says.
+const DEFAULT_CANDIDATES: usize = 20;
 /// Weight of a batch in a moving average: upstream's.
 const DEFAULT_AVERAGE: f32 = 0.01;
 
@@ -34,6 +38,18 @@ pub struct QuantizeArgs {
     /// How ranges of activations are found: min_max, moving_average, histogram, percentile=0.9999. Without it as the recipe says
     #[arg(long, value_name = "KIND", value_parser = observer)]
     observer: Option<ObserverKind>,
+    /// How scales of weights are chosen
+    #[arg(long, value_enum, default_value_t = ScalesChoice::MinMax)]
+    scales: ScalesChoice,
+    /// What has a scale of its own in the search of seq_mse
+    #[arg(long, value_enum, default_value_t = GranularityChoice::Block)]
+    seq_mse_granularity: GranularityChoice,
+    /// Scales that seq_mse tries; without it upstream's number for the model, or 20
+    #[arg(long, value_name = "N", value_parser = positive)]
+    candidates: Option<usize>,
+    /// How weights are rounded: nearest, or gptq with error feedback from the calibration data
+    #[arg(long, value_enum, default_value_t = RoundingChoice::Nearest)]
+    rounding: RoundingChoice,
     /// Precision of an encoder: auto (quantized unless conversations have several pictures), float, or integers such as 16a8w
     #[arg(long, value_name = "PRECISION", value_parser = encoder_precision, default_value = "auto")]
     encoder_precision: EncoderChoice,
@@ -55,6 +71,37 @@ pub struct QuantizeArgs {
     /// Samples that run through both models for the report; 0: none
     #[arg(long, value_name = "N", default_value_t = 1)]
     report_samples: usize,
+}
+
+/// `--scales`.
+#[derive(Clone, Copy, ValueEnum)]
+enum ScalesChoice {
+    /// So that the largest weight is on the grid
+    #[value(name = "min_max")]
+    MinMax,
+    /// So that the outputs are off least
+    #[value(name = "seq_mse")]
+    SeqMse,
+}
+
+/// `--seq-mse-granularity`.
+#[derive(Clone, Copy, ValueEnum)]
+enum GranularityChoice {
+    /// One factor a layer, as upstream does it
+    Layer,
+    /// Each output channel
+    Channel,
+    /// Each block; a channel where there are no blocks
+    Block,
+}
+
+/// `--rounding`.
+#[derive(Clone, Copy, ValueEnum)]
+enum RoundingChoice {
+    /// Each weight to the nearest integer
+    Nearest,
+    /// Later weights correct the errors of earlier ones
+    Gptq,
 }
 
 /// `--encoder-precision`.
@@ -128,6 +175,7 @@ impl QuantizeArgs {
                 ScalingChoice::Auto => ResidualChannels::Auto,
                 ScalingChoice::Off => ResidualChannels::AsTheyAre,
             },
+            weights: self.weights(model),
             observe_padding: self.observe_padding,
             report_samples: self.report_samples,
             ..QuantizeOptions::default()
@@ -143,6 +191,26 @@ impl QuantizeArgs {
         self.choose_encoder(&mut options, model, components)?;
         self.adapt_recipes(&mut options, model, components)?;
         Ok(options)
+    }
+
+    fn weights(&self, model: &str) -> WeightOptions {
+        let granularity = match self.seq_mse_granularity {
+            GranularityChoice::Layer => SearchGranularity::Layer,
+            GranularityChoice::Channel => SearchGranularity::Channel,
+            GranularityChoice::Block => SearchGranularity::Block,
+        };
+        let upstreams = registry::find(model).map_or(0, |entry| entry.seq_mse_candidates as usize);
+        let candidates = self.candidates.unwrap_or(if upstreams > 0 { upstreams } else { DEFAULT_CANDIDATES });
+        WeightOptions {
+            scales: match self.scales {
+                ScalesChoice::MinMax => ScaleSearch::MinMax,
+                ScalesChoice::SeqMse => ScaleSearch::SeqMse { candidates, granularity },
+            },
+            rounding: match self.rounding {
+                RoundingChoice::Nearest => Rounding::Nearest,
+                RoundingChoice::Gptq => Rounding::GPTQ,
+            },
+        }
     }
 
     fn choose_encoder(&self, options: &mut QuantizeOptions, model: &str, components: &[&str]) -> Result<()> {
@@ -278,6 +346,17 @@ mod tests {
         assert!(encoder(&["--encoder-precision", "int3"]).is_err());
         let error = options(&["--several-images"], false).unwrap_err().to_string();
         assert!(error.contains("has no encoder"), "{error}");
+    }
+
+    #[test]
+    fn weights_are_fitted_as_asked() {
+        let weights = |arguments: &[&str]| options(arguments, false).unwrap().weights;
+        assert_eq!(weights(&[]), WeightOptions::default());
+        let search = weights(&["--scales", "seq_mse", "--seq-mse-granularity", "channel", "--candidates", "7"]);
+        let expected = ScaleSearch::SeqMse { candidates: 7, granularity: SearchGranularity::Channel };
+        assert_eq!(search.scales, expected);
+        assert_eq!(weights(&["--rounding", "gptq"]).rounding, Rounding::GPTQ);
+        assert!(options(&["--candidates", "0"], false).is_err());
     }
 
     #[test]
