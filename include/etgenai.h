@@ -393,6 +393,147 @@
 #define ETG_STAGE_FINISH 3
 
 /**
+ * Deployed graphs: kv_forward alone, prompts go in token by token.
+ */
+#define ETG_MODE_KV 0
+
+/**
+ * Deployed graphs: kv_forward and prefill_forward.
+ */
+#define ETG_MODE_HYBRID 1
+
+/**
+ * Deployed graphs: as hybrid; kv_forward takes the guesses of lookahead decoding at once.
+ */
+#define ETG_MODE_LOOKAHEAD 2
+
+/**
+ * A choice that is left to the model's entry in the registry.
+ */
+#define ETG_AS_MODEL -1
+
+/**
+ * Integers: 16-bit activations, 16-bit weights.
+ */
+#define ETG_QUANT_16A16W 0
+
+/**
+ * Integers: 16-bit activations, 8-bit weights.
+ */
+#define ETG_QUANT_16A8W 1
+
+/**
+ * Integers: 16-bit activations, 4-bit weights with a scale a channel.
+ */
+#define ETG_QUANT_16A4W 2
+
+/**
+ * Integers: 16-bit activations, 4-bit weights in blocks with scales of their own (LPBQ).
+ */
+#define ETG_QUANT_16A4W_BLOCK 3
+
+/**
+ * Integers: 8-bit activations, 8-bit weights.
+ */
+#define ETG_QUANT_8A8W 4
+
+/**
+ * Integers: 8-bit activations, 4-bit weights.
+ */
+#define ETG_QUANT_8A4W 5
+
+/**
+ * Encoder: quantized where conversations have one picture or a recipe of its own was given, float where they have several.
+ */
+#define ETG_ENCODER_AUTO 0
+
+/**
+ * Encoder: not quantized.
+ */
+#define ETG_ENCODER_FLOAT 1
+
+/**
+ * Encoder: quantized, by its recipe.
+ */
+#define ETG_ENCODER_QUANTIZED 2
+
+/**
+ * Calibration of the decoder: on the rows that the encoder will deliver, quantized if it is.
+ */
+#define ETG_ENCODER_ROWS_DELIVERED 0
+
+/**
+ * Calibration of the decoder: on the rows of the float encoder, as upstream does it.
+ */
+#define ETG_ENCODER_ROWS_FLOAT 1
+
+/**
+ * Ranges of activations: as each recipe says.
+ */
+#define ETG_OBSERVER_RECIPE -1
+
+/**
+ * Ranges of activations: from the smallest to the largest value ever seen.
+ */
+#define ETG_OBSERVER_MIN_MAX 0
+
+/**
+ * Ranges of activations: smallest and largest value of a batch, averaged over batches. The setting is the weight of a batch, above
+ * 0 and at most 1; upstream's is 0.01. Cannot be joined from shards.
+ */
+#define ETG_OBSERVER_MOVING_AVERAGE 1
+
+/**
+ * Ranges of activations: those whose rounding and clipping err least.
+ */
+#define ETG_OBSERVER_HISTOGRAM 2
+
+/**
+ * Ranges of activations: without the values that are farthest out. The setting is the share that is kept, e.g. 0.9999.
+ */
+#define ETG_OBSERVER_PERCENTILE 3
+
+/**
+ * Channels of the residual stream: scaled where some stand out.
+ */
+#define ETG_RESIDUAL_AUTO 0
+
+/**
+ * Channels of the residual stream: as they are, the graph is upstream's.
+ */
+#define ETG_RESIDUAL_AS_THEY_ARE 1
+
+/**
+ * Scales of weights: so that the largest weight is on the grid.
+ */
+#define ETG_SCALES_MIN_MAX 0
+
+/**
+ * Scales of weights: SeqMSE, so that the outputs are off least, with one factor a layer as upstream has it.
+ */
+#define ETG_SCALES_SEQ_MSE_LAYER 1
+
+/**
+ * Scales of weights: SeqMSE with a factor an output channel.
+ */
+#define ETG_SCALES_SEQ_MSE_CHANNEL 2
+
+/**
+ * Scales of weights: SeqMSE with a factor a block; a channel where there are no blocks.
+ */
+#define ETG_SCALES_SEQ_MSE_BLOCK 3
+
+/**
+ * Rounding of weights: each to the nearest integer.
+ */
+#define ETG_ROUNDING_NEAREST 0
+
+/**
+ * Rounding of weights: one after the other, the later ones so that they correct the errors of the earlier ones (GPTQ).
+ */
+#define ETG_ROUNDING_GPTQ 1
+
+/**
  * A piece of sound: samples of one channel, or a ready encoder tensor. It never changes, and may serve any number of
  * messages, runners and threads at once.
  */
@@ -403,6 +544,12 @@ typedef struct etg_audio etg_audio;
  * `etg_buffer_free`.
  */
 typedef struct etg_buffer etg_buffer;
+
+/**
+ * Sources of calibration data and how they are cut. There is no source by default. All sources that are named are joined: token
+ * rows, conversations, chat sets, texts, random ids, each kind in the order in which its files were added.
+ */
+typedef struct etg_calibration_options etg_calibration_options;
 
 /**
  * How a checkpoint is compiled: weight formats, context, block size.
@@ -463,6 +610,27 @@ typedef struct etg_model_files etg_model_files;
  * Normalized tiles of a picture, as a vision encoder takes them: floats [tiles, 3, height, width].
  */
 typedef struct etg_pixels etg_pixels;
+
+/**
+ * How a checkpoint is prepared: context, deployed graphs, form of the decoder.
+ */
+typedef struct etg_preparation_options etg_preparation_options;
+
+/**
+ * A model whose graphs are built and whose weights have been found in its checkpoint, where they stay.
+ */
+typedef struct etg_prepared_model etg_prepared_model;
+
+/**
+ * How a prepared model is quantized: integers of each component, encoder, observers, scales and rounding of weights. The values are
+ * read when a call uses them.
+ */
+typedef struct etg_quantize_options etg_quantize_options;
+
+/**
+ * A quantized model in its folder. `etg_runner_open` opens the same folder for a conversation.
+ */
+typedef struct etg_quantized_model etg_quantized_model;
 
 /**
  * A conversation with a compiled model: its history, its KV cache, its weights.
@@ -753,6 +921,86 @@ typedef struct etg_progress {
  */
 typedef int32_t (*etg_progress_fn)(void *user_data,
                                    const struct etg_progress *progress);
+
+/**
+ * Where the work of a stage is. Its texts are UTF-8 with a NUL at their end, never NULL, and valid during the callback only.
+ */
+typedef struct etg_stage_progress {
+    /**
+     * Bytes that the library filled.
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * "model_preparation", "quantization", "compilation" or "inference"; "evaluation" of a perplexity.
+     */
+    const char *stage;
+    /**
+     * The component, e.g. "text_decoder"; empty where the work is for all of them.
+     */
+    const char *component;
+    /**
+     * Part of the stage: "ranges", "weights", "check", "graphs", "finish", "windows", "prompt", "text" (`layer` is a piece of a
+     * reply then), and "begin" and "end" of a stage. Ignore those you do not know.
+     */
+    const char *phase;
+    /**
+     * The layer, weight, file or prompt.
+     */
+    const char *layer;
+    /**
+     * Units of this phase that are done.
+     */
+    uint64_t done;
+    /**
+     * Units of this phase; 0 where it has no units.
+     */
+    uint64_t total;
+} etg_stage_progress;
+
+/**
+ * Receives the progress of a stage, on the thread that called. Returns 0 to go on; any other number ends the work with
+ * `ETG_ERROR_CANCELLED`. It must return normally: no exception, no longjmp.
+ */
+typedef int32_t (*etg_stage_progress_fn)(void *user_data,
+                                         const struct etg_stage_progress *progress);
+
+/**
+ * Perplexity of a text. Initialise it with `etg_perplexity_init`.
+ */
+typedef struct etg_perplexity {
+    /**
+     * Size of this struct as the program was compiled; afterwards the bytes that were filled.
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * exp(mean negative log-likelihood).
+     */
+    double perplexity;
+    /**
+     * Mean negative log-likelihood of a scored token, in nats.
+     */
+    double mean_nll;
+    /**
+     * Number of scored tokens: all but the first of each window.
+     */
+    uint64_t scored_tokens;
+    /**
+     * Number of windows.
+     */
+    uint64_t windows;
+    /**
+     * Time in the engine, milliseconds.
+     */
+    double engine_ms;
+} etg_perplexity;
 
 #ifdef __cplusplus
 extern "C" {
@@ -2212,7 +2460,8 @@ int32_t etg_kv_requantize(uint8_t *levels,
                           int32_t rounding);
 
 /**
- * Open a compiled model folder and begin an empty conversation. `options` may be NULL: the defaults.
+ * Open a compiled model folder, or that of a quantized model (see `etg_prepared_model_quantize`), which computes with the arithmetic
+ * of its quantize-dequantize nodes, and begin an empty conversation. `options` may be NULL: the defaults.
  *
  * - Threads: any.
  * - Owns: `*runner_out` is the caller's; free it with `etg_runner_free`. The options may be freed at once.
@@ -3260,6 +3509,903 @@ ETG_API
 ETG_MUST_USE
 int32_t etg_models_json(struct etg_buffer **buffer_out);
 
+/**
+ * Make options with the default values: a context of 512 tokens, prefill blocks of 32, hybrid, the rest as the model's entry in
+ * the registry says.
+ *
+ * - Threads: any.
+ * - Owns: `*options_out` is the caller's; free it with `etg_preparation_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_create(struct etg_preparation_options **options_out);
+
+/**
+ * Free options. NULL is allowed and does nothing.
+ *
+ * - Threads: any; models prepared with them are not touched.
+ * - Owns: takes the options back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_preparation_options_free(struct etg_preparation_options *options);
+
+/**
+ * Registry name that the checkpoint must be, e.g. "smollm2_135m"; it decides about recipe, R3 and masked softmax. The empty text,
+ * the default, takes the checkpoint as it is.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not UTF-8).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_model(struct etg_preparation_options *options,
+                                          const char *text,
+                                          size_t length);
+
+/**
+ * Token slots of the deployed model: history, prompt and reply together; 0, the default, is 512.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_max_context(struct etg_preparation_options *options,
+                                                size_t tokens);
+
+/**
+ * Tokens that a prefill block processes at once; 0, the default, is 32.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_prefill_ar(struct etg_preparation_options *options,
+                                               size_t tokens);
+
+/**
+ * Which decoder graphs are deployed, an `ETG_MODE_` constant; `ETG_MODE_HYBRID` is the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_mode(struct etg_preparation_options *options,
+                                         int32_t mode);
+
+/**
+ * Sizes of lookahead decoding, for `ETG_MODE_LOOKAHEAD`: n-gram size (at least 2), window and verification width (at least 1).
+ * The default is 5, 8, 8. They are checked when a model is prepared.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_lookahead(struct etg_preparation_options *options,
+                                              size_t ngram,
+                                              size_t window,
+                                              size_t gcap);
+
+/**
+ * Whether queries and keys are turned by R3 (a Hadamard matrix): 0, 1, or `ETG_AS_MODEL`, the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or another number).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_r3(struct etg_preparation_options *options,
+                                       int32_t choice);
+
+/**
+ * Whether attention has the masked-softmax form: 0, 1, or `ETG_AS_MODEL`, the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or another number).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_masked_softmax(struct etg_preparation_options *options,
+                                                   int32_t choice);
+
+/**
+ * Set any of the options from one JSON object, e.g. `{"model": "smollm2_135m", "max_context": 1024}`. Keys: model, max_context,
+ * prefill_ar, mode (kv, hybrid or lookahead), lookahead (a list: ngram, window, gcap), r3, masked_softmax; null takes the default.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+ *   key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_preparation_options_set_json(struct etg_preparation_options *options,
+                                         const char *json,
+                                         size_t length);
+
+/**
+ * Make options without any source.
+ *
+ * - Threads: any.
+ * - Owns: `*options_out` is the caller's; free it with `etg_calibration_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_create(struct etg_calibration_options **options_out);
+
+/**
+ * Free options. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the options goes on with the values it has read.
+ * - Owns: takes the options back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_calibration_options_free(struct etg_calibration_options *options);
+
+/**
+ * Add a JSON file with a list of conversations: each has "messages" and names the pictures or sounds it shows in "files", which
+ * are looked for beside the file.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, empty). The file is read when it is used.
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_add_samples(struct etg_calibration_options *options,
+                                            const char *path,
+                                            size_t path_length);
+
+/**
+ * Add a plain UTF-8 text. Its tokens, without template and begin-of-text token, are cut into windows.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: as `etg_calibration_options_add_samples`.
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_add_text(struct etg_calibration_options *options,
+                                         const char *path,
+                                         size_t path_length);
+
+/**
+ * Add a chat set: a JSON object a line, with "messages". Rows that the template refuses or that are too long are left out.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: as `etg_calibration_options_add_samples`.
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_add_chat(struct etg_calibration_options *options,
+                                         const char *path,
+                                         size_t path_length);
+
+/**
+ * Add a JSON file with a list of lists of token ids.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: as `etg_calibration_options_add_samples`.
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_add_tokens(struct etg_calibration_options *options,
+                                           const char *path,
+                                           size_t path_length);
+
+/**
+ * Add random token ids: `samples` rows of `length` tokens; 0 samples takes them out again. Good for smoke tests only, and marked so
+ * in every report.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live). The sizes are checked when the data is used.
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_random(struct etg_calibration_options *options,
+                                           size_t samples,
+                                           size_t length,
+                                           uint64_t seed);
+
+/**
+ * The most windows of each text; 0, the default, takes all.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_text_limit(struct etg_calibration_options *options,
+                                               size_t windows);
+
+/**
+ * Tokens of a window of a text; 0, the default, is as many as the longest sample has.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_text_window(struct etg_calibration_options *options,
+                                                size_t tokens);
+
+/**
+ * Rows of each chat set that are looked at, from its beginning; 0, the default, looks at all.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_chat_limit(struct etg_calibration_options *options,
+                                               size_t rows);
+
+/**
+ * Tokens of the longest sample; 0, the default, is 512. Never more than the context of the prepared model.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_max_context(struct etg_calibration_options *options,
+                                                size_t tokens);
+
+/**
+ * How pictures are cut, an `ETG_TILING_` constant; should be what the runner will be told.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_image_tiling(struct etg_calibration_options *options,
+                                                 int32_t tiling);
+
+/**
+ * Take only part `index` (from 1) of `count` equal parts of the samples, so that a big set is spread over many machines and joined
+ * with `etg_observations_merge`. 0, 0, the default, takes all.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not 1 <= index <= count).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_shard(struct etg_calibration_options *options,
+                                          size_t index,
+                                          size_t count);
+
+/**
+ * Set any of the options from one JSON object, e.g. `{"texts": ["calib.txt"], "text_limit": 4, "shard": "1/2"}`. Keys: samples,
+ * texts, chats, token_rows (lists of paths, in place of those that were added), random (an object with samples, length and seed),
+ * text_limit, text_window, chat_limit, max_context, image_tiling (checkpoint, split, whole or single), shard ("I/N"); null takes
+ * the default.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+ *   key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_calibration_options_set_json(struct etg_calibration_options *options,
+                                         const char *json,
+                                         size_t length);
+
+/**
+ * Make options with the default values: every component as the model's own recipe says.
+ *
+ * - Threads: any.
+ * - Owns: `*options_out` is the caller's; free it with `etg_quantize_options_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL).
+ * - After a failure: nothing was made, `*options_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_create(struct etg_quantize_options **options_out);
+
+/**
+ * Free options. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the options goes on with the values it has read.
+ * - Owns: takes the options back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not live options: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_quantize_options_free(struct etg_quantize_options *options);
+
+/**
+ * Give all layers of a component ("text_decoder", "tok_embedding", "vision_encoder") the same integers, an `ETG_QUANT_` constant,
+ * with weights per channel; the head stays at 8 bits where the others get 4. `block` is how many neighbours share a scale in
+ * `ETG_QUANT_16A4W_BLOCK`, 0 is 32; it must divide every layer. Takes the place of the component's recipe.
+ *
+ * - Threads: any.
+ * - Owns: the text is not kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not such a component or constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_dtype(struct etg_quantize_options *options,
+                                       const char *component,
+                                       size_t component_length,
+                                       int32_t dtype,
+                                       size_t block);
+
+/**
+ * Give a component a recipe of its own: a JSON object with "default" (e.g. "16a4w"), "kv8", "observer" and "rules" (each with
+ * "match", a regular expression, or "kind", and "dtype", "granularity", "observer", "priority"). The empty text takes the model's
+ * own recipe again.
+ *
+ * - Threads: any.
+ * - Owns: the texts are not kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not such a component), `ETG_ERROR_FORMAT` (not JSON, unknown key, a
+ *   regular expression or block size that is none; the message names line and rule), `ETG_ERROR_UNSUPPORTED` (R1, R2).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_recipe_json(struct etg_quantize_options *options,
+                                             const char *component,
+                                             size_t component_length,
+                                             const char *json,
+                                             size_t json_length);
+
+/**
+ * How ranges of activations are found, in all components: an `ETG_OBSERVER_` constant with its setting (ignored where it has none).
+ * `ETG_OBSERVER_RECIPE` is the default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not such a constant, a setting out of range).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_observer(struct etg_quantize_options *options,
+                                          int32_t observer,
+                                          double setting);
+
+/**
+ * Whether the KV cache is kept in 8 bits: 0, 1, or -1, the default: as the decoder's recipe says.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or another number).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_kv8(struct etg_quantize_options *options,
+                                     int32_t choice);
+
+/**
+ * Precision of the encoder, an `ETG_ENCODER_` constant; `ETG_ENCODER_AUTO` is the default. Text models have no encoder and ignore
+ * it.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_encoder(struct etg_quantize_options *options,
+                                         int32_t precision);
+
+/**
+ * Whether conversations will have several pictures: 0 (the default) or 1. With `ETG_ENCODER_AUTO` the encoder stays float then.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or neither 0 nor 1).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_several_images(struct etg_quantize_options *options,
+                                                int32_t several);
+
+/**
+ * Which rows of the encoder the decoder is calibrated on, an `ETG_ENCODER_ROWS_` constant; `ETG_ENCODER_ROWS_DELIVERED` is the
+ * default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_encoder_rows(struct etg_quantize_options *options,
+                                              int32_t rows);
+
+/**
+ * Whether channels of the residual stream that stand out are scaled, an `ETG_RESIDUAL_` constant; `ETG_RESIDUAL_AUTO` is the
+ * default.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_residual(struct etg_quantize_options *options,
+                                          int32_t residual);
+
+/**
+ * How scales of weights are chosen, an `ETG_SCALES_` constant, and of how many candidates where they are searched (0: 100).
+ * `ETG_SCALES_MIN_MAX` is the default; a search needs calibration data.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or not such a constant).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_scales(struct etg_quantize_options *options,
+                                        int32_t scales,
+                                        size_t candidates);
+
+/**
+ * How weights are rounded, an `ETG_ROUNDING_` constant. `damping` is for `ETG_ROUNDING_GPTQ`: what is added to the square of each
+ * input, as a part of the mean square, from 0 to 1; 0.01 is usual. `ETG_ROUNDING_NEAREST` is the default; GPTQ needs calibration
+ * data.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not such a constant, a damping out of range).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_rounding(struct etg_quantize_options *options,
+                                          int32_t rounding,
+                                          float damping);
+
+/**
+ * Whether samples are padded to the whole context and the padding is observed too, as upstream does: 0 (the default) or 1.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, or neither 0 nor 1).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_observe_padding(struct etg_quantize_options *options,
+                                                 int32_t observe);
+
+/**
+ * Tokens that go through the model together: more is faster and takes more memory; 0, the default, is 8192.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_tokens_at_once(struct etg_quantize_options *options,
+                                                size_t tokens);
+
+/**
+ * Samples that the float and the quantized model run side by side for the report; 1 is the default, 0: none.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_report_samples(struct etg_quantize_options *options,
+                                                size_t samples);
+
+/**
+ * Threads of the work; 0, the default, is one a physical core.
+ *
+ * - Threads: any.
+ * - Owns: nothing.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL or not live).
+ * - After a failure: the options are unchanged.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_threads(struct etg_quantize_options *options,
+                                         size_t threads);
+
+/**
+ * Set any of the options from one JSON object, e.g. `{"dtypes": {"text_decoder": "16a4w_block"}, "observer": "histogram"}`. Keys:
+ * recipes (recipes by component), dtypes (by component: a name, or an object with dtype and block), observer (min_max, histogram,
+ * {"moving_average": W} or {"percentile": P}), kv8, encoder (auto, float or quantized), several_images, encoder_rows (delivered or
+ * float), residual (auto or as_they_are), scales ("min_max" or
+ * {"seq_mse": {"candidates": N, "granularity": G}} with layer, channel or block), rounding ("nearest" or {"gptq": {"damping": D}}),
+ * observe_padding, tokens_at_once, report_samples, threads; null takes the default. Recipes
+ * of components that are not named stay as they are.
+ *
+ * - Threads: any.
+ * - Owns: the text is copied.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, unknown key, wrong type; the message names the
+ *   key), `ETG_ERROR_FORMAT` (not a JSON object).
+ * - After a failure: the options are unchanged, also by the keys that were right.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantize_options_set_json(struct etg_quantize_options *options,
+                                      const char *json,
+                                      size_t length);
+
+/**
+ * Prepare a checkpoint (a Hugging Face folder or a GGUF file) for quantization: look the model up, build its graphs, find its
+ * weights. `options` may be NULL: the defaults. `on_progress` may be NULL.
+ *
+ * - Threads: any, several at once; progress comes on this thread.
+ * - Owns: `*model_out` is the caller's; free it with `etg_prepared_model_free`. The options may be freed at once; the checkpoint must
+ *   stay where it is as long as the handle lives.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (also options that do not fit the model, or a checkpoint of another model),
+ *   `ETG_ERROR_NOT_FOUND` (the checkpoint, or the model: the message lists those there are), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (a
+ *   malformed or incomplete checkpoint; the message names file and tensor), `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The
+ *   message begins with [model_preparation].
+ * - After a failure: nothing was made, `*model_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_prepared_model_create(const char *checkpoint,
+                                  size_t checkpoint_length,
+                                  const struct etg_preparation_options *options,
+                                  etg_stage_progress_fn on_progress,
+                                  void *user_data,
+                                  struct etg_prepared_model **model_out);
+
+/**
+ * Prepare again what `etg_prepared_model_save` saved in `folder`: from the checkpoint it was made from or, if that moved, from
+ * `checkpoint` (empty: as it was).
+ *
+ * - Threads: any, several at once.
+ * - Owns: as `etg_prepared_model_create`.
+ * - Codes: as `etg_prepared_model_create`; `ETG_ERROR_FORMAT` also if the file is malformed or of another version, or if the
+ *   checkpoint is another model by now.
+ * - After a failure: nothing was made, `*model_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_prepared_model_load(const char *folder,
+                                size_t folder_length,
+                                const char *checkpoint,
+                                size_t checkpoint_length,
+                                struct etg_prepared_model **model_out);
+
+/**
+ * Save the preparation in `folder` (as prepared.json, made if it is missing), for `etg_prepared_model_load` and for the pipeline. The
+ * weights stay in the checkpoint.
+ *
+ * - Threads: any.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not a path), `ETG_ERROR_IO`.
+ * - After a failure: a file of that name is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_prepared_model_save(const struct etg_prepared_model *model,
+                                const char *folder,
+                                size_t folder_length);
+
+/**
+ * Free a prepared model. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the model goes on.
+ * - Owns: takes the model back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live model: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_prepared_model_free(struct etg_prepared_model *model);
+
+/**
+ * What was prepared, as one JSON object: "model" (its name), "checkpoint", "components" (names, in the order in which they run),
+ * "options", "graphs" and "cost".
+ *
+ * - Threads: any.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live).
+ * - After a failure: `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_prepared_model_info_json(const struct etg_prepared_model *model,
+                                     struct etg_buffer **buffer_out);
+
+/**
+ * What calibration data is for this model, as one JSON object: "samples", "tokens", "media", "smoke_only", "fingerprint", "shard"
+ * and "sources". Everything is read, and pictures are decoded, so it finds what is wrong before a long calibration begins.
+ *
+ * - Threads: any.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no source at all, a shard without samples, options out of range),
+ *   `ETG_ERROR_NOT_FOUND` (a file, or one that it names), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (the message names file, sample and
+ *   field), `ETG_ERROR_UNSUPPORTED`. The message begins with [quantization].
+ * - After a failure: `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_prepared_model_calibration_json(const struct etg_prepared_model *model,
+                                            const struct etg_calibration_options *calibration,
+                                            struct etg_buffer **buffer_out);
+
+/**
+ * Find the ranges of activations for calibration data and write them to the file `out`, for `etg_observations_merge` and
+ * `etg_prepared_model_quantize`. `options` may be NULL: the defaults; they must be those of the quantization. `on_progress` may be
+ * NULL.
+ *
+ * What was seen is written every now and then, each time as a whole file; a call that finds such a file of the same data goes on
+ * where it ended. A file that does not hold all samples yet is refused by merge and quantize.
+ *
+ * - Threads: any, several at once for different files; progress comes on this thread.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no source at all, options that do not fit the model, an `out` that is of
+ *   other data), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The
+ *   message begins with [quantization].
+ * - After a failure: `out` is missing, as it was, or holds what was seen until then.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_prepared_model_observe(const struct etg_prepared_model *model,
+                                   const struct etg_calibration_options *calibration,
+                                   const struct etg_quantize_options *options,
+                                   const char *out,
+                                   size_t out_length,
+                                   etg_stage_progress_fn on_progress,
+                                   void *user_data);
+
+/**
+ * Quantize the model into the folder `out`, which appears complete or not at all, and open it. `observations` is a file of
+ * `etg_prepared_model_observe` or `etg_observations_merge`; without one (empty) the ranges are found here. `calibration` may be NULL
+ * if there are observations: nothing is compared for the report then. `options` may be NULL: the defaults. `on_progress` and
+ * `model_out` may be NULL.
+ *
+ * - Threads: any, several at once for different folders; progress comes on this thread.
+ * - Owns: `*model_out` is the caller's; free it with `etg_quantized_model_free`. The prepared model is not needed by it.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no calibration data, a recipe that does not fit: the message names layer
+ *   and sizes, an `out` that holds something else), `ETG_ERROR_INVALID_STATE` (observations of a part of the samples),
+ *   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The message begins
+ *   with [quantization].
+ * - After a failure: `out` is as it was, `*model_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_prepared_model_quantize(const struct etg_prepared_model *model,
+                                    const struct etg_calibration_options *calibration,
+                                    const struct etg_quantize_options *options,
+                                    const char *observations,
+                                    size_t observations_length,
+                                    const char *out,
+                                    size_t out_length,
+                                    etg_stage_progress_fn on_progress,
+                                    void *user_data,
+                                    struct etg_quantized_model **model_out);
+
+/**
+ * Join files of `etg_prepared_model_observe`, one a shard of the same calibration set, into the file `out`. The order does not
+ * matter: minima, maxima and histograms are joined exactly. `paths` and `path_lengths` have `path_count` elements each.
+ *
+ * - Threads: any.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, no path, files of different models, recipes or sets, the same shard twice, moving
+ *   averages), `ETG_ERROR_INVALID_STATE` (a file of a part of its samples), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`,
+ *   `ETG_ERROR_FORMAT`. The message begins with [quantization].
+ * - After a failure: `out` is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_observations_merge(const char *const *paths,
+                               const size_t *path_lengths,
+                               size_t path_count,
+                               const char *out,
+                               size_t out_length);
+
+/**
+ * Open a folder that `etg_prepared_model_quantize` wrote.
+ *
+ * - Threads: any, several at once.
+ * - Owns: `*model_out` is the caller's; free it with `etg_quantized_model_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (also a compiled model), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`.
+ * - After a failure: nothing was opened, `*model_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantized_model_open(const char *path,
+                                 size_t path_length,
+                                 struct etg_quantized_model **model_out);
+
+/**
+ * Free a quantized model; its folder stays. NULL is allowed and does nothing.
+ *
+ * - Threads: any; a call that is using the model goes on.
+ * - Owns: takes the model back.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (not a live model: freed twice).
+ * - After a failure: nothing was freed.
+ */
+ETG_API
+int32_t etg_quantized_model_free(struct etg_quantized_model *model);
+
+/**
+ * The report of the quantization, as one JSON object: "model", "options", "calibration", "components" (precision, sizes, weights as
+ * read back, grids of activations, clipped shares, errors of layers beside the float model), "warnings" and "stages" (time and peak
+ * memory).
+ *
+ * - Threads: any.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live).
+ * - After a failure: `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantized_model_report_json(const struct etg_quantized_model *model,
+                                        struct etg_buffer **buffer_out);
+
+/**
+ * Write the grids of a component ("text_decoder", ...) to the file `path` as AIMET does, for Qualcomm's converters. `version` is
+ * "1.0.0" (also the empty text) or "0.6.1", which knows no blocks.
+ *
+ * - Threads: any, several at once for different files.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8, an unknown version), `ETG_ERROR_NOT_FOUND` (no such component, a
+ *   missing file), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED` (what the version cannot say).
+ * - After a failure: a file of that name is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantized_model_save_aimet(const struct etg_quantized_model *model,
+                                       const char *component,
+                                       size_t component_length,
+                                       const char *version,
+                                       size_t version_length,
+                                       const char *path,
+                                       size_t path_length);
+
+/**
+ * Write recipes with more bits where a component's layers lose most beside the float model, and a table of what they lose (CSV),
+ * into `folder`. The model must have been quantized with one or more report samples.
+ *
+ * - Threads: any, several at once for different folders.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, not UTF-8), `ETG_ERROR_INVALID_STATE` (nothing was compared),
+ *   `ETG_ERROR_NOT_FOUND` (no such component, a missing file), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`.
+ * - After a failure: each file is complete, missing or as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantized_model_save_suggestion(const struct etg_quantized_model *model,
+                                            const char *component,
+                                            size_t component_length,
+                                            const char *folder,
+                                            size_t folder_length);
+
+/**
+ * Perplexity of the UTF-8 text file `path`: its tokens, without begin-of-text token, are cut into windows of `window` tokens (0: 512,
+ * or the context if that is less), each starts cold, and every token but the first of a window is scored. `full_windows_only` is 0
+ * or 1: whether a last window that is shorter is left out. `threads` is 0 for one a physical core. `on_progress` may be NULL; its
+ * stage is "evaluation".
+ *
+ * - Threads: any, several at once; progress comes on this thread.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a window beyond the context, nothing to score, a model that takes pictures),
+ *   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (not UTF-8, a damaged model), `ETG_ERROR_UNSUPPORTED` (a newer struct),
+ *   `ETG_ERROR_CANCELLED`.
+ * - After a failure: `*result_out` is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantized_model_perplexity_of_file(const struct etg_quantized_model *model,
+                                               const char *path,
+                                               size_t path_length,
+                                               size_t window,
+                                               int32_t full_windows_only,
+                                               size_t threads,
+                                               etg_stage_progress_fn on_progress,
+                                               void *user_data,
+                                               struct etg_perplexity *result_out);
+
+/**
+ * Perplexity of token ids, as `etg_quantized_model_perplexity_of_file` measures it.
+ *
+ * - Threads: any, several at once; progress comes on this thread.
+ * - Owns: nothing is kept.
+ * - Codes: as `etg_quantized_model_perplexity_of_file`; `ETG_ERROR_INVALID_ARGUMENT` also for an id that is outside the vocabulary.
+ * - After a failure: `*result_out` is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantized_model_perplexity_of_tokens(const struct etg_quantized_model *model,
+                                                 const uint32_t *ids,
+                                                 size_t id_count,
+                                                 size_t window,
+                                                 int32_t full_windows_only,
+                                                 size_t threads,
+                                                 etg_stage_progress_fn on_progress,
+                                                 void *user_data,
+                                                 struct etg_perplexity *result_out);
+
+/**
+ * Run a pipeline: up to four stages (model_preparation, quantization, compilation, inference), each of which saves its output in a
+ * folder of its name, and is loaded from there if it was made from the same inputs. What to do is one JSON object:
+ *
+ * - "model_name" (of `etg_models_json`), "soc_model" (e.g. "SM8750"), "prompt" (a text or a list): needed;
+ * - "artifact_dir": folder of the results, by default ./genai_artifacts;
+ * - "extra_options": an object with any of checkpoint, backend (htp, gpu or cpu), preparation, calibration, observations,
+ *   quantization (objects as the setters of JSON options take them), embedding_quantize, use_fp16, batch_size, compile_only,
+ *   system_prompt, generate, images, audio, skip (names of stages), redo, threads.
+ *
+ * `on_progress` may be NULL. The result is one JSON object: "stages" (stage, state, output, seconds, peak_memory_bytes), "warnings"
+ * and "replies".
+ *
+ * - Threads: any, several at once for different folders; progress comes on this thread.
+ * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
+ * - Codes: those of the stage that failed, whose name in brackets the message begins with. Before any stage runs:
+ *   `ETG_ERROR_FORMAT` (not a JSON object, an unknown option), `ETG_ERROR_INVALID_ARGUMENT` (an unknown key, fields that are missing:
+ *   the message names all of them, options that exclude each other), `ETG_ERROR_NOT_FOUND` (an unknown model),
+ *   `ETG_ERROR_UNSUPPORTED` (a backend or option that this build does not have). `ETG_ERROR_CANCELLED` if the callback ended it.
+ * - After a failure: what earlier stages saved is there and is taken by the next run; `*buffer_out` is NULL if it could be written.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_pipeline_run(const char *json,
+                         size_t length,
+                         etg_stage_progress_fn on_progress,
+                         void *user_data,
+                         struct etg_buffer **buffer_out);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -3294,6 +4440,15 @@ static inline etg_yuv420 etg_yuv420_init(void)
 static inline etg_turn_result etg_turn_result_init(void)
 {
     etg_turn_result result;
+    memset(&result, 0, sizeof result);
+    result.struct_size = (uint32_t)sizeof result;
+    return result;
+}
+
+/** An empty result, ready to pass to etg_quantized_model_perplexity_of_file and ..._of_tokens. */
+static inline etg_perplexity etg_perplexity_init(void)
+{
+    etg_perplexity result;
     memset(&result, 0, sizeof result);
     result.struct_size = (uint32_t)sizeof result;
     return result;

@@ -45,6 +45,15 @@ const SOURCES: &[&str] = &[
     "detokenizer",
     "compile_options",
     "compile",
+    "stage_progress",
+    "preparation_options",
+    "calibration_options",
+    "quantize_options",
+    "prepared_model",
+    "observations",
+    "quantized_model",
+    "quantized_eval",
+    "pipeline",
 ];
 
 fn generate() -> String {

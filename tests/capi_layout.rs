@@ -7,6 +7,8 @@ mod native;
 use etgenai::capi::compile::etg_progress;
 use etgenai::capi::event::etg_event;
 use etgenai::capi::image::etg_yuv420;
+use etgenai::capi::quantized_eval::etg_perplexity;
+use etgenai::capi::stage_progress::etg_stage_progress;
 use etgenai::capi::turn_result::etg_turn_result;
 use etgenai::engine::plugin::abi::*;
 use native::{root, run};
@@ -62,6 +64,10 @@ fn c_and_rust_agree_on_every_struct() {
     let mut in_rust = BTreeMap::new();
     layout!(in_rust, etg_event: struct_size, kind, text, text_length, token, status, done, total);
     layout!(in_rust, etg_progress: struct_size, stage, item, item_length, done, total);
+    layout!(in_rust, etg_stage_progress:
+        struct_size, reserved, stage, component, phase, layer, done, total);
+    layout!(in_rust, etg_perplexity:
+        struct_size, reserved, perplexity, mean_nll, scored_tokens, windows, engine_ms);
     layout!(in_rust, etg_turn_result:
         struct_size, status, text, text_length, tokens, token_count, seed, prompt_tokens, reused_tokens,
         prefilled_tokens, generated_tokens, encode_ms, prefill_ms, first_token_ms, decode_ms, sampling_ms, engine_ms,
@@ -89,7 +95,15 @@ fn c_and_rust_agree_on_every_struct() {
     let mut in_c = layouts_in_header();
     // Opaque handles have no layout; bindgen gives their placeholder one.
     in_c.retain(|name, _| {
-        let known = ["etg_event", "etg_progress", "etg_turn_result", "etg_yuv420", "etg_engine_"];
+        let known = [
+            "etg_event",
+            "etg_progress",
+            "etg_stage_progress",
+            "etg_perplexity",
+            "etg_turn_result",
+            "etg_yuv420",
+            "etg_engine_",
+        ];
         let field_of = |kind: &&str| name.contains(&format!("{kind}::")) || name.contains("etg_engine_");
         known.iter().any(|kind| name.strip_suffix(kind).is_some() || field_of(kind))
     });

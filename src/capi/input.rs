@@ -93,6 +93,25 @@ pub(super) unsafe fn path(pointer: *const std::ffi::c_char, length: usize, what:
     Ok(PathBuf::from(text))
 }
 
+/// A path, or `None` for the empty text.
+///
+/// # Safety
+/// As [`values`].
+///
+/// # Errors
+/// As [`text`]; with a NUL inside.
+pub(super) unsafe fn optional_path(
+    pointer: *const std::ffi::c_char,
+    length: usize,
+    what: &str,
+) -> Result<Option<PathBuf>> {
+    if length == 0 {
+        return Ok(None);
+    }
+    // SAFETY: this function's contract.
+    unsafe { path(pointer, length, what) }.map(Some)
+}
+
 /// A truth value: 0 or 1.
 ///
 /// # Errors
@@ -126,6 +145,21 @@ impl<T: Copy> Out<T> {
         let mut out = Out(place);
         out.set(nothing);
         Ok(out)
+    }
+
+    /// As [`new`](Self::new), for a result that the caller may not want: NULL gives `None`.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// Misaligned; `what` names the argument.
+    pub(super) unsafe fn optional(place: *mut T, nothing: T, what: &str) -> Result<Option<Self>> {
+        if place.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: this function's contract.
+        unsafe { Self::new(place, nothing, what) }.map(Some)
     }
 
     /// Hand over the result.

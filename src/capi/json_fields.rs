@@ -133,6 +133,15 @@ impl Field<'_> {
         serde_json::from_value(self.value.clone()).ok()
     }
 
+    /// The value as `T`; what does not fit is named in the words of whoever reads it, an unknown key inside of it for instance.
+    ///
+    /// # Errors
+    /// Not a `T`.
+    pub(super) fn read<T: serde::de::DeserializeOwned>(&self) -> Result<T> {
+        let (owner, key) = (self.owner, self.key);
+        serde_json::from_value(self.value.clone()).map_err(|error| Error::invalid(format!("{owner}: {key:?}: {error}")))
+    }
+
     /// The error for a value that is not what was wanted.
     pub(super) fn wanted(&self, wanted: &str) -> Error {
         let mut found = self.value.to_string();

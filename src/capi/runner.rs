@@ -12,6 +12,7 @@ use super::runner_options::{self, etg_runner_options};
 use super::sized_struct::OutStruct;
 use super::status::ETG_OK;
 use super::turn_result::{self, etg_turn_result};
+use crate::pipeline::open_runner;
 use crate::runner::{CancelHandle, Runner, TotalStats, TurnStats};
 use crate::{Error, Result};
 use parking_lot::Mutex;
@@ -145,7 +146,8 @@ pub(super) fn with_runner(
     })
 }
 
-/// Open a compiled model folder and begin an empty conversation. `options` may be NULL: the defaults.
+/// Open a compiled model folder, or that of a quantized model (see `etg_prepared_model_quantize`), which computes with the arithmetic
+/// of its quantize-dequantize nodes, and begin an empty conversation. `options` may be NULL: the defaults.
 ///
 /// - Threads: any.
 /// - Owns: `*runner_out` is the caller's; free it with `etg_runner_free`. The options may be freed at once.
@@ -166,7 +168,7 @@ pub unsafe extern "C" fn etg_runner_open(
         // SAFETY: text of the caller.
         let path = unsafe { input::path(path, path_length, "path") }?;
         let options = runner_options::read(options)?;
-        let runner = Runner::open(&path, &options)?;
+        let runner = open_runner(&path, &options)?;
         out.set(etg_runner::issue(runner));
         Ok(ETG_OK)
     })

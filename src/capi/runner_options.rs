@@ -83,7 +83,7 @@ fn set_field(options: &mut RunnerOptions, field: &Field<'_>) -> Result<bool> {
 }
 
 /// A tiling by its name.
-fn tiling(field: &Field<'_>) -> Result<Tiling> {
+pub(super) fn tiling(field: &Field<'_>) -> Result<Tiling> {
     match field.text()? {
         "checkpoint" => Ok(Tiling::Checkpoint),
         "split" => Ok(Tiling::Split),
