@@ -1,8 +1,8 @@
 //! Promise: a quantized model becomes an artefact for the CPU engine without its checkpoint, and the integers come back.
 
-mod support;
 #[path = "support/quantized.rs"]
 mod quantized;
+mod support;
 
 use etgenai::Error;
 use etgenai::artefact::{Artefact, Component, TEXT_DECODER, VISION_ENCODER};
@@ -100,8 +100,7 @@ fn both_engines_think_alike_of_a_text() {
         compile(&from, &to);
         let mut runner = Runner::open(&to, &RunnerOptions::default()).unwrap();
         let text = "The harbour was quiet, and a grey cat sat on the wall. Later, somebody counted 17 crates of fish.";
-        let tokens =
-            runner.tokenizer().encode(text, EncodeOptions { add_bos: false, parse_special: false }).unwrap();
+        let tokens = runner.tokenizer().encode(text, EncodeOptions { add_bos: false, parse_special: false }).unwrap();
         let eval = EvalOptions { window: 24, full_windows_only: true };
         let expected = quantized.perplexity(&tokens, &eval, Some(2), &mut |_, _, _| Ok(())).unwrap().perplexity;
         let found = runner.evaluate(&tokens, &eval, &mut |_| RunFlow::Continue).unwrap().perplexity;
@@ -177,10 +176,11 @@ fn what_cannot_be_compiled_is_named_and_nothing_is_left() {
     assert!(compiled.contains("compiled model already"), "{compiled}");
     assert!(matches!(try_it(&folder.path().join("nothing"), &to), Err(Error::NotFound(_))));
 
-    let cancelled = compile_quantized(&from, &folder.path().join("x"), &options, &mut |progress| match progress.stage {
-        Stage::Weights => Flow::Cancel,
-        _ => Flow::Continue,
-    });
+    let cancelled =
+        compile_quantized(&from, &folder.path().join("x"), &options, &mut |progress| match progress.stage {
+            Stage::Weights => Flow::Cancel,
+            _ => Flow::Continue,
+        });
     assert!(matches!(cancelled, Err(Error::Cancelled)));
     assert!(!folder.path().join("x").exists());
 

@@ -1,7 +1,7 @@
 //! `etgenai inspect`: what a checkpoint, a GGUF file or a compiled directory holds.
 
-use super::{Outcome, inspect_stages};
 use super::output::{self, Align, Table, merge, print_fields, print_json, print_line};
+use super::{Outcome, inspect_stages};
 use etgenai::artefact::{Artefact, ArtefactSummary};
 use etgenai::checkpoint::{Checkpoint, CheckpointKind, TensorEntry};
 use etgenai::engine::GraphSignature;

@@ -280,7 +280,9 @@ impl Args {
             notes.push("warning: --eval-tasks is not used: measure with `etgenai eval DIR --text FILE`".into());
         }
         if self.dtype_override == Floats::Fp16 {
-            notes.push("warning: --dtype-override fp16 has no effect: weights are read as they are, computed in fp32".into());
+            notes.push(
+                "warning: --dtype-override fp16 has no effect: weights are read as they are, computed in fp32".into(),
+            );
         }
         Ok(notes)
     }
@@ -364,7 +366,10 @@ fn invoke(pipeline: &Pipeline, context: &PipelineContext, args: &Args, json: boo
             PipelineEvent::Warning(text) if !json => complain(&format!("warning: {text}")),
             PipelineEvent::Ended(outcome) if !json => {
                 if std::mem::take(&mut in_reply) {
-                    printed = printed.as_ref().map_err(std::io::Error::kind).map_or_else(|kind| Err(kind.into()), |()| print_line(""));
+                    printed = printed
+                        .as_ref()
+                        .map_err(std::io::Error::kind)
+                        .map_or_else(|kind| Err(kind.into()), |()| print_line(""));
                 }
                 complain(&stage_line(outcome));
             }
@@ -379,11 +384,8 @@ fn invoke(pipeline: &Pipeline, context: &PipelineContext, args: &Args, json: boo
 /// `quantization: done in 1.20 s, peak 345 MB; saved in DIR`.
 fn stage_line(outcome: &StageOutcome) -> String {
     let (stage, folder) = (outcome.stage.name(), outcome.output.display());
-    let cost = StageCost {
-        stage: stage.into(),
-        seconds: outcome.seconds,
-        peak_memory_bytes: outcome.peak_memory_bytes,
-    };
+    let cost =
+        StageCost { stage: stage.into(), seconds: outcome.seconds, peak_memory_bytes: outcome.peak_memory_bytes };
     match outcome.state {
         StageState::Done => format!("{stage}: done in {}; saved in {folder}", time_and_memory(&cost)),
         StageState::Loaded => format!("{stage}: loaded from {folder}, which was made from the same inputs"),

@@ -152,11 +152,7 @@ pub fn run(args: &Args, json: bool) -> Outcome {
 
 /// Time since `start`, and memory up to now.
 fn cost(stage: &str, start: Instant) -> StageCost {
-    StageCost {
-        stage: stage.into(),
-        seconds: start.elapsed().as_secs_f64(),
-        peak_memory_bytes: peak_memory_bytes(),
-    }
+    StageCost { stage: stage.into(), seconds: start.elapsed().as_secs_f64(), peak_memory_bytes: peak_memory_bytes() }
 }
 
 /// Ranges that were found before, or data to find them with. With both, the data is what the report is made with.
@@ -187,7 +183,8 @@ fn observe_shard(
     drop(progress);
     let taken = cost("calibration", start);
     if json {
-        let document = json!({ "observations": path, "model": file.model, "calibration": file.calibration, "stages": [taken] });
+        let document =
+            json!({ "observations": path, "model": file.model, "calibration": file.calibration, "stages": [taken] });
         return Ok(print_json(&document)?);
     }
     let calibration = &file.calibration;
@@ -215,7 +212,10 @@ fn show(report: &QuantizationReport, out: &std::path::Path, json: bool) -> Outco
     let calibration = &report.calibration;
     let mut fields = vec![
         ("model", report.model.clone()),
-        ("calibrated", format!("{} samples, {} tokens, {} media", calibration.samples, calibration.tokens, calibration.media)),
+        (
+            "calibrated",
+            format!("{} samples, {} tokens, {} media", calibration.samples, calibration.tokens, calibration.media),
+        ),
     ];
     fields.extend(report.stages.iter().map(|stage| (stage.stage.as_str(), time_and_memory(stage))));
     fields.push(("written to", out.display().to_string()));

@@ -215,7 +215,8 @@ impl QuantizeArgs {
 
     fn choose_encoder(&self, options: &mut QuantizeOptions, model: &str, components: &[&str]) -> Result<()> {
         let encoder = components.iter().find(|name| [VISION_ENCODER, AUDIO_ENCODER].contains(name));
-        let asked = self.encoder_precision != EncoderChoice::Auto || self.encoder_recipe.is_some() || self.several_images;
+        let asked =
+            self.encoder_precision != EncoderChoice::Auto || self.encoder_recipe.is_some() || self.several_images;
         let Some(&encoder) = encoder else {
             return match asked {
                 true => Err(Error::invalid(format!(

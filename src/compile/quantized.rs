@@ -6,7 +6,9 @@
 
 use super::components::PlannedComponent;
 use super::storage::{MatrixFormats, plan_storage};
-use super::{CompileReport, DEFAULT_PREFILL_AR, ProgressFn, Stage, TEMPLATE_FILE, TOKENIZER_FILE, step, write_components};
+use super::{
+    CompileReport, DEFAULT_PREFILL_AR, ProgressFn, Stage, TEMPLATE_FILE, TOKENIZER_FILE, step, write_components,
+};
 use crate::artefact::{
     Artefact, ArtefactWriter, ComponentHeader, MANIFEST_FILE, Manifest, TEXT_DECODER, TOK_EMBEDDING,
 };
@@ -15,7 +17,8 @@ use crate::formats::{GROUP, WeightFormat};
 use crate::graph::{DType, Graph, Op, WeightProvider};
 use crate::models::decoder::RESIDUAL_SCALE;
 use crate::models::{
-    DecoderForm, FirstInput, KV_FORWARD, PREFILL_FORWARD, build_decoder_form, build_token_embedding, build_vision_encoder,
+    DecoderForm, FirstInput, KV_FORWARD, PREFILL_FORWARD, build_decoder_form, build_token_embedding,
+    build_vision_encoder,
 };
 use crate::quantize::qdq::{QdqWeights, StoredForm, WeightSummary};
 use crate::quantize::{ComponentFile, LPBQ_MULTIPLIER_BITS, ModelGraphs};
@@ -72,7 +75,9 @@ pub fn compile_quantized(
     let manifest = artefact.manifest();
     if !manifest.is_quantized_model() {
         let directory = quantized.display();
-        return Err(Error::invalid(format!("{directory} is a compiled model already; a quantized one is asked for here")));
+        return Err(Error::invalid(format!(
+            "{directory} is a compiled model already; a quantized one is asked for here"
+        )));
     }
     refuse_itself(quantized, out)?;
     let graphs = ModelGraphs::open(quantized)?;
@@ -280,9 +285,8 @@ fn cpu_graphs(model: &ModelGraphs, component: &str, prefill_ar: usize) -> Result
             let first = if vision.is_some() { FirstInput::HiddenStates } else { FirstInput::Tokens };
             let DecoderForm { separate_head, half_split_rope, .. } = model.form;
             let form = DecoderForm { first, separate_head, half_split_rope, ..DecoderForm::default() };
-            let build = |name: &str, ar: usize| {
-                build_decoder_form(spec, form, name, context, (context.saturating_sub(ar), ar))
-            };
+            let build =
+                |name: &str, ar: usize| build_decoder_form(spec, form, name, context, (context.saturating_sub(ar), ar));
             Ok(vec![build(KV_FORWARD, 1)?, build(PREFILL_FORWARD, prefill_ar)?])
         }
         (TOK_EMBEDDING, _) => build_token_embedding(spec, prefill_ar),
