@@ -62,6 +62,8 @@ impl WeightOptions {
         *self != Self::default()
     }
 
+    /// Check what can be checked without a matrix.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] naming an option outside its range.
     pub fn check(&self) -> Result<()> {

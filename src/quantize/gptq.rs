@@ -36,10 +36,13 @@ pub(super) fn round(
     pool.for_each_chunk(&mut levels, PANEL * cols, &|panel, levels| {
         let first = panel * PANEL;
         let values = &values[first * cols..][..levels.len()];
-        feedback.round_rows(first, values, scales, levels);
+        let mut found = feedback.round_rows(first, values, scales, levels);
         let nearest = nearest_rows(first, values, cols, scales);
-        let found = metric.of_rows(first, values, scales, levels);
         let plain = metric.of_rows(first, values, scales, &nearest);
+        // Feedback knows what its error is at most. That is nearly always enough to see that it is the lesser one.
+        if plain.iter().zip(&found).any(|(plain, found)| plain < found) {
+            found = metric.of_rows(first, values, scales, levels);
+        }
         let rows = levels.chunks_exact_mut(cols).zip(nearest.chunks_exact(cols)).enumerate();
         rows.filter(|(lane, _)| plain[*lane] < found[*lane])
             .for_each(|(_, (row, nearest))| row.copy_from_slice(nearest));
@@ -52,6 +55,8 @@ struct Feedback {
     /// Inputs in the order in which their weights are rounded: those with the largest squares first, as long as there are
     /// many others left to correct them.
     order: Vec<usize>,
+    /// `R[k][k]²` in that order.
+    pivots: Vec<f32>,
     blocks: Vec<Block>,
     kernels: Kernels,
 }
@@ -71,7 +76,7 @@ impl Feedback {
         let squares = moments.diagonal();
         let mut order: Vec<usize> = (0..cols).collect();
         order.sort_unstable_by(|&a, &b| squares[b].total_cmp(&squares[a]).then(a.cmp(&b)));
-        let factor = scaled_factor(moments, &order, damping, pool)?;
+        let (factor, pivots) = scaled_factor(moments, &order, damping, pool)?;
         let block = |first: usize| {
             let width = BLOCK.min(cols - first);
             let above = if first == 0 { &[] } else { &factor[first..][..(first - 1) * cols + width] };
@@ -83,17 +88,19 @@ impl Feedback {
             }
         };
         let blocks = (0..cols).step_by(BLOCK).map(block).collect();
-        Ok(Self { order, blocks, kernels })
+        Ok(Self { order, pivots, blocks, kernels })
     }
 
-    /// Round up to 16 rows, the first of which is row `first` of its matrix.
-    fn round_rows(&self, first: usize, values: &[f32], scales: &WeightScales, levels: &mut [i16]) {
+    /// Round up to 16 rows, the first of which is row `first` of its matrix. Returns what [`OutputError`] is at most:
+    /// `‖e R‖²`, which counts the damping too.
+    fn round_rows(&self, first: usize, values: &[f32], scales: &WeightScales, levels: &mut [i16]) -> [f64; PANEL] {
         let cols = self.order.len();
         let grids = LaneGrids::new(scales, first, values.len() / cols, cols);
         let mut weights = vec![0.0; cols * PANEL];
         side_by_side(values, cols, &mut weights);
         let mut errors = vec![0.0; cols * PANEL];
         let mut handed_on = [0.0; BLOCK * PANEL];
+        let mut squares = [0.0; PANEL];
         for block in &self.blocks {
             let width = block.before.rows();
             block.before.product(&self.kernels, 0..width, &errors[..block.first * PANEL], &mut handed_on);
@@ -104,19 +111,22 @@ impl Feedback {
                 for (&part, errors) in block.within[k * width..].iter().zip(before.chunks_exact(PANEL)) {
                     target.iter_mut().zip(errors).for_each(|(target, error)| *target += part * error);
                 }
-                let col = self.order[block.first + k];
+                let (col, pivot) = (self.order[block.first + k], self.pivots[block.first + k]);
                 let weights = &weights[col * PANEL..][..PANEL];
                 let grid = &grids.runs[col / grids.length];
                 for lane in 0..PANEL {
-                    let wanted = (weights[lane] + target[lane]) * grid.inverse[lane];
-                    let level = round_to_whole(wanted.max(grids.lo).min(grids.hi));
+                    let wanted = weights[lane] + target[lane];
+                    let level = round_to_whole((wanted * grid.inverse[lane]).max(grids.lo).min(grids.hi));
                     own[lane] = weights[lane] - level * grid.scale[lane];
+                    let left = wanted - level * grid.scale[lane];
+                    squares[lane] += f64::from(left * left * pivot);
                     if let Some(to) = levels.get_mut(lane * cols + col) {
                         *to = (level as i32 + grids.zero_point) as i16;
                     }
                 }
             }
         }
+        squares
     }
 }
 
@@ -156,8 +166,8 @@ impl LaneGrids {
 }
 
 /// `R[j][k] / R[k][k]` above the diagonal of the upper triangular `R` with `R Rᵀ = H + damping · mean(diag H) · 1`, in the
-/// given order of inputs; below, anything.
-fn scaled_factor(moments: &InputMoments, order: &[usize], damping: f32, pool: &Pool) -> Result<Vec<f32>> {
+/// given order of inputs, and `R[k][k]²`. `H` is divided by the mean of its diagonal, as in [`OutputError`].
+fn scaled_factor(moments: &InputMoments, order: &[usize], damping: f32, pool: &Pool) -> Result<(Vec<f32>, Vec<f32>)> {
     let cols = order.len();
     let squares = moments.diagonal();
     let mean = squares.iter().sum::<f64>() / cols as f64;
@@ -188,7 +198,8 @@ fn scaled_factor(moments: &InputMoments, order: &[usize], damping: f32, pool: &P
             *value = (line[cols - 1 - k] / factor[diagonal]) as f32;
         }
     });
-    Ok(scaled)
+    let pivots = (0..cols).map(|k| factor[(cols - 1 - k) * (cols + 1)].powi(2) as f32).collect();
+    Ok((scaled, pivots))
 }
 
 /// The lower triangular `L` with `L Lᵀ = a` in place of the lower triangle of `a`, `[n, n]`. The error is the first index at

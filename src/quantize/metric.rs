@@ -22,6 +22,11 @@ impl OutputError {
         Self { cols, moments: tiles, kernels }
     }
 
+    /// Inputs of a row of weights.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
     /// Of up to 16 rows of weights, the first of which is row `first` of its matrix, as `levels` on `scales`.
     pub fn of_rows(&self, first: usize, values: &[f32], scales: &WeightScales, levels: &[i16]) -> [f64; PANEL] {
         let cols = self.cols;

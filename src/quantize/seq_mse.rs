@@ -13,6 +13,10 @@ use serde::{Deserialize, Serialize};
 /// Smallest factor that is tried for a row or block: below half of the largest weight, clipping costs more than finer
 /// steps gain at any width.
 const LEAST: f32 = 0.4;
+/// Share of the weights that a layer's factor may clip. Where one input dwarfs all others, as massive activations of the first
+/// token do in front of some matrices, the mean square alone asks for scales that suit the weights of that input and clip most
+/// others.
+const MOST_CLIPPED: f64 = 0.25;
 /// How far from the nearest multiplier the best one is looked for: the error of a block has several minima.
 const NEIGHBOURS: i16 = 2;
 /// Scale of a block of zeros, that of [`QuantDtype::weight_encoding`](super::QuantDtype::weight_encoding).
@@ -22,7 +26,8 @@ const LEAST_SCALE: f32 = 1e-4 / 65535.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SearchGranularity {
-    /// All scales of a layer share one, found as upstream's SeqMSE does, but over all calibration data.
+    /// All scales of a layer share one, found as upstream's SeqMSE does, but over all calibration data, and none that clips
+    /// more than a quarter of the weights.
     Layer,
     /// Each output channel.
     Channel,
@@ -52,7 +57,8 @@ pub(super) fn search(
     }
 }
 
-/// Coarse then fine: `k / n`, then as many around the best. A later factor has to be better than all before.
+/// Coarse then fine: `k / n`, then as many around the best. A later factor has to be better than all before, and not clip more
+/// than [`MOST_CLIPPED`].
 fn by_layer(
     values: &[f32],
     scales: WeightScales,
@@ -65,12 +71,27 @@ fn by_layer(
         let error = error(factor);
         if error < best.1 { (factor, error) } else { best }
     };
-    let coarse = (1..=candidates).map(|k| k as f32 / candidates as f32);
+    let least = least_factor(values, metric.cols(), &scales);
+    let coarse = (1..=candidates).map(|k| k as f32 / candidates as f32).filter(|&factor| factor >= least);
     let best = coarse.fold((1.0, error(1.0)), better);
     let reach = 1.0 / candidates as f32;
     let fine = evenly((best.0 - reach).max(0.001), (best.0 + reach).min(1.0), candidates);
-    let (factor, _) = fine.fold(best, better);
+    let (factor, _) = fine.filter(|&factor| factor >= least).fold(best, better);
     scales.scaled(|_| factor)
+}
+
+/// The factor below which scales clip more than [`MOST_CLIPPED`] of the weights.
+fn least_factor(values: &[f32], cols: usize, scales: &WeightScales) -> f32 {
+    let length = scales.run_length(cols);
+    let mut clipped_below = Vec::with_capacity(values.len());
+    for (run, values) in values.chunks_exact(length).enumerate() {
+        let grid = scales.grid(run * length / cols, run * length % cols);
+        let reach = grid.scale * ((grid.qmax - grid.zero_point) as f32 + 0.5);
+        clipped_below.extend(values.iter().map(|value| value.abs() / reach));
+    }
+    let kept = (values.len() as f64 * (1.0 - MOST_CLIPPED)) as usize;
+    let (_, least, _) = clipped_below.select_nth_unstable_by(kept.min(values.len() - 1), f32::total_cmp);
+    *least
 }
 
 /// `count` factors from `from` to `to`.
@@ -335,6 +356,24 @@ mod tests {
                 let error = total(&x, &values, &found);
                 assert!((ratio - factor).abs() < 1e-5 || (error - least).abs() < 1e-5 * least, "{ratio} {factor}");
             }
+        }
+    }
+
+    #[test]
+    fn one_input_that_dwarfs_the_others_does_not_clip_their_weights() {
+        let (mut x, mut values) = (inputs(70, SHAPE.1, 6), noise(SHAPE.0 * SHAPE.1, 7));
+        x[3] = 1e5;
+        values.chunks_exact_mut(SHAPE.1).for_each(|row| row[3] *= 0.05);
+        for weights in [WeightGranularity::PerTensor, WeightGranularity::PerChannel, WeightGranularity::PerBlock(8)] {
+            let plain = nearest(&values, weights);
+            assert!(best_factor(&x, &values, &plain, 20).0 < 0.4, "the mean square asks for it");
+            let found = searched(&x, &values, weights, SearchGranularity::Layer, 20);
+            let clipped = |&(at, value): &(usize, &f32)| {
+                value.abs() > found.grid(at / SHAPE.1, at % SHAPE.1).covered().max * (7.5 / 7.0) * 1.0001
+            };
+            let share = values.iter().enumerate().filter(clipped).count() as f64 / values.len() as f64;
+            assert!(share <= MOST_CLIPPED, "{weights:?}: {share}");
+            assert!(total(&x, &values, &found) <= total(&x, &values, &plain));
         }
     }
 
