@@ -35,27 +35,27 @@ fn compile(from: &Path, to: &Path) -> CompileReport {
     compile_quantized(from, to, &QuantizedCompileOptions::default(), &mut |_| Flow::Continue).expect("compiles")
 }
 
-/// Greatest error of a component's matrices, as a share of each weight.
-fn worst_share(quantized: &Path, compiled: &Path, component: &str) -> f32 {
+/// Every weight of a component comes back from its panels: next to the largest of its row, no more is lost than f16 leaves of a
+/// scale, which is far less than half a step of 8 bits.
+fn check_weights(quantized: &Path, compiled: &Path, component: &str) {
     let path = Artefact::open(quantized).unwrap().component_path(component).unwrap();
     let file = ComponentFile::open(&path).unwrap();
     let integers = file.open_weights(&path.with_extension("safetensors")).unwrap();
     let panels = Component::open(&Artefact::open(compiled).unwrap().component_path(component).unwrap()).unwrap();
-    let mut worst = 0.0f32;
     let mut seen = 0;
     for (name, stored) in panels.weights() {
         let (rows, width) = stored.rows().unwrap();
-        let (mut expected, mut found) = (vec![0.0; rows * width], vec![0.0; rows * width]);
+        let (mut expected, mut found) = (vec![0.0f32; rows * width], vec![0.0; rows * width]);
         integers.read_rows(name, 0..rows, &mut expected).unwrap();
         panels.read_rows(name, 0..rows, &mut found).unwrap();
-        let share = |(a, b): (&f32, &f32)| if a == b { 0.0 } else { (a - b).abs() / a.abs() };
-        let largest = expected.iter().zip(&found).map(share).fold(0.0, f32::max);
-        assert!(largest < 1e-3, "{name} ({:?}): {largest}", stored.format);
-        worst = worst.max(largest);
+        for (expected, found) in expected.chunks_exact(width).zip(found.chunks_exact(width)) {
+            let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            let worst = expected.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= largest / 1024.0, "{component}: {name} ({:?}): {worst} of {largest}", stored.format);
+        }
         seen += 1;
     }
     assert!(seen > 0);
-    worst
 }
 
 #[test]
@@ -80,8 +80,7 @@ fn integers_of_every_width_come_back_from_panels() {
         assert_eq!(format("layers.1.attention.wq.weight"), layers, "{name}");
         assert_eq!(format("output.weight"), head, "{name}");
         assert_eq!(format("tok_embeddings.weight"), WeightFormat::F16, "{name}: a table of 16 bits");
-        // The scale of a group is rounded to f16, the levels are what they were.
-        assert!(worst_share(&from, &to, TEXT_DECODER) <= 1.0 / 2048.0, "{name}");
+        check_weights(&from, &to, TEXT_DECODER);
         let manifest = Artefact::open(&to).unwrap().manifest().clone();
         assert!(!manifest.is_quantized_model() && manifest.extra_files.is_empty());
         let formats = &manifest.components[TEXT_DECODER].weights;
@@ -93,18 +92,23 @@ fn integers_of_every_width_come_back_from_panels() {
 #[test]
 fn both_engines_think_alike_of_a_text() {
     let folder = tempfile::tempdir().unwrap();
+    let text = "The harbour was quiet, and a grey cat sat on the wall. Later, somebody counted 17 crates of fish.";
+    let file = folder.path().join("text.txt");
+    std::fs::write(&file, text).unwrap();
+    // Ranges of the very text, so that nothing is clipped.
+    let data = DatasetOptions { texts: vec![file], max_context: 24, ..DatasetOptions::default() };
     for mode in [ModelMode::Hybrid, ModelMode::Kv] {
         let (from, to) = (folder.path().join(format!("{mode:?}")), folder.path().join(format!("{mode:?}-cpu")));
-        let options = QuantizeOptions { residual: Default::default(), ..decoder_options(QuantDtype::A16W8, 32) };
-        let quantized = text_model(&from, mode, &options);
+        let options = decoder_options(QuantDtype::A16W8, 32);
+        let quantized = quantize_into(&support::folder("smollm2"), &sizes(CONTEXT, 16, mode), &data, &options, &from)
+            .expect("quantizes");
         compile(&from, &to);
         let mut runner = Runner::open(&to, &RunnerOptions::default()).unwrap();
-        let text = "The harbour was quiet, and a grey cat sat on the wall. Later, somebody counted 17 crates of fish.";
         let tokens = runner.tokenizer().encode(text, EncodeOptions { add_bos: false, parse_special: false }).unwrap();
         let eval = EvalOptions { window: 24, full_windows_only: true };
         let expected = quantized.perplexity(&tokens, &eval, Some(2), &mut |_, _, _| Ok(())).unwrap().perplexity;
         let found = runner.evaluate(&tokens, &eval, &mut |_| RunFlow::Continue).unwrap().perplexity;
-        assert!((found / expected - 1.0).abs() < 2e-3, "{mode:?}: {found} on the CPU, {expected} quantized");
+        assert!((found / expected - 1.0).abs() < 1e-2, "{mode:?}: {found} on the CPU, {expected} quantized");
     }
 }
 
@@ -130,7 +134,7 @@ fn a_model_that_sees_keeps_the_precision_of_each_component() {
         assert!(of_encoder.formats.contains_key(format), "{name}: {:?}", of_encoder.formats);
         assert!(report.components[TEXT_DECODER].formats.contains_key("w4"), "{name}");
         for component in [VISION_ENCODER, "tok_embedding", TEXT_DECODER] {
-            worst_share(&from, &to, component);
+            check_weights(&from, &to, component);
         }
         let mut runner = Runner::open(&to, &RunnerOptions::default()).unwrap();
         let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/media/rgb_45x130.png");

@@ -2,7 +2,7 @@
 //! conversations and evaluations over a model before it is compiled for a device.
 
 use super::component::ComponentFile;
-use super::forward::{Forward, Input, Matrix, Sequence};
+use super::forward::{Forward, Input, Matrix, Route, Sequence};
 use crate::engine::cpu::pool::{Pool, physical_cores};
 use crate::engine::{ComponentSource, Engine, ExecuteOptions, GraphSignature, LoadedComponent, check_call};
 use crate::error::{Error, Result};
@@ -35,10 +35,12 @@ impl Engine for QdqEngine {
         let file = ComponentFile::open(path)?;
         let weights = file.open_weights(&path.with_extension("safetensors"))?;
         let signatures = file.signatures();
-        let graphs = file.graphs.into_iter().map(|bundle| bundle.graph).collect();
+        let graphs = file.graphs.into_iter().map(|bundle| bundle.graph).collect::<Vec<_>>();
+        let routes = graphs.iter().map(|graph| Route::new(graph).map(Arc::new)).collect::<Result<_>>()?;
         Ok(Box::new(QdqComponent {
             forward: Forward::shared(Arc::clone(&self.pool), Arc::new(weights)),
             graphs,
+            routes,
             signatures,
             matrices: HashMap::new(),
         }))
@@ -49,6 +51,7 @@ impl Engine for QdqEngine {
 struct QdqComponent {
     forward: Forward<'static>,
     graphs: Vec<Graph>,
+    routes: Vec<Arc<Route>>,
     signatures: Vec<GraphSignature>,
     matrices: HashMap<String, Matrix>,
 }
@@ -65,12 +68,13 @@ impl LoadedComponent for QdqComponent {
         outputs: &mut [TensorViewMut<'_>],
         _options: &ExecuteOptions,
     ) -> Result<()> {
-        let (Some(graph), Some(signature)) = (self.graphs.get(graph), self.signatures.get(graph)) else {
+        let (Some(signature), Some(route)) = (self.signatures.get(graph), self.routes.get(graph)) else {
             return Err(Error::invalid(format!("graph {graph}: there are only {}", self.signatures.len())));
         };
+        let graph = &self.graphs[graph];
         check_call(signature, inputs, outputs)?;
         let inputs = inputs.iter().zip(&signature.inputs).map(|(view, info)| owned(view, info));
-        let mut sequence = Sequence::new(graph, &inputs.collect::<Result<Vec<_>>>()?, true)?;
+        let mut sequence = Sequence::along(graph, route, &inputs.collect::<Result<Vec<_>>>()?, true)?;
         let ignore = &mut |_: &Node, _: &[f32]| Ok(());
         self.forward.advance(&mut sequence, ignore)?;
         while let Some(node) = sequence.next_matrix() {

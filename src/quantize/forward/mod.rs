@@ -12,7 +12,7 @@ mod parameters;
 mod sequence;
 
 pub use parameters::Matrix;
-pub use sequence::{Input, Sequence};
+pub use sequence::{Input, Route, Sequence};
 
 use crate::engine::cpu::generic::{self, Operand};
 use crate::engine::cpu::kernels::{Activations, Kernels, LinearJob};

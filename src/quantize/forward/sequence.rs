@@ -8,14 +8,39 @@ use std::sync::Arc;
 /// A graph input of a sample. Masks and positions are shared by samples of the same length.
 pub type Input = Arc<Tensor>;
 
+/// What all samples on their way through a graph share: found once where a graph is run many times.
+#[derive(Debug)]
+pub struct Route {
+    /// By value: the last node that reads it.
+    last_reader: Vec<Option<usize>>,
+    /// By value: whether the graph gives it back.
+    is_output: Vec<bool>,
+}
+
+impl Route {
+    /// Check a graph and find out for how long each value is needed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an invalid graph.
+    pub fn new(graph: &Graph) -> Result<Self> {
+        graph.validate()?;
+        let mut last_reader = vec![None; graph.values.len()];
+        for (index, node) in graph.nodes.iter().enumerate() {
+            node.inputs.iter().for_each(|id| last_reader[id.0 as usize] = Some(index));
+        }
+        let mut is_output = vec![false; graph.values.len()];
+        graph.outputs.iter().for_each(|id| is_output[id.0 as usize] = true);
+        Ok(Self { last_reader, is_output })
+    }
+}
+
 /// A sample: its inputs, and the values that later nodes will read.
 #[derive(Debug)]
 pub struct Sequence<'g> {
     graph: &'g Graph,
+    route: Arc<Route>,
     inputs: Vec<Option<Input>>,
     results: Vec<Option<Vec<f32>>>,
-    /// By value: the last node that reads it.
-    last_reader: Vec<Option<usize>>,
     keep_outputs: bool,
     next: usize,
 }
@@ -27,7 +52,17 @@ impl<'g> Sequence<'g> {
     /// # Errors
     /// [`Error::InvalidArgument`] for an invalid graph, or inputs that are not those of the graph.
     pub fn new(graph: &'g Graph, inputs: &[Input], keep_outputs: bool) -> Result<Self> {
-        graph.validate()?;
+        Self::along(graph, &Arc::new(Route::new(graph)?), inputs, keep_outputs)
+    }
+
+    /// As [`new`](Self::new), through a graph whose route is known.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for inputs that are not those of the graph; [`Error::Internal`] for another graph's route.
+    pub fn along(graph: &'g Graph, route: &Arc<Route>, inputs: &[Input], keep_outputs: bool) -> Result<Self> {
+        if route.is_output.len() != graph.values.len() {
+            return Err(Error::internal(format!("graph {} was given the route of another one", graph.name)));
+        }
         if inputs.len() != graph.inputs.len() {
             let (name, want, have) = (&graph.name, graph.inputs.len(), inputs.len());
             return Err(Error::invalid(format!("graph {name} has {want} inputs, {have} were given")));
@@ -48,12 +83,8 @@ impl<'g> Sequence<'g> {
             }
             by_value[id.0 as usize] = Some(Arc::clone(input));
         }
-        let mut last_reader = vec![None; graph.values.len()];
-        for (index, node) in graph.nodes.iter().enumerate() {
-            node.inputs.iter().for_each(|id| last_reader[id.0 as usize] = Some(index));
-        }
         let results = vec![None; graph.values.len()];
-        Ok(Self { graph, inputs: by_value, results, last_reader, keep_outputs, next: 0 })
+        Ok(Self { graph, route: Arc::clone(route), inputs: by_value, results, keep_outputs, next: 0 })
     }
 
     /// The graph.
@@ -121,9 +152,9 @@ impl<'g> Sequence<'g> {
         self.results[node.output.0 as usize] = Some(values);
         for &id in node.inputs.iter().chain([&node.output]) {
             let at = id.0 as usize;
-            let last = self.last_reader[at];
+            let last = self.route.last_reader[at];
             let is_last = if id == node.output { last.is_none() } else { last == Some(index) };
-            let kept = self.keep_outputs && graph.outputs.contains(&id);
+            let kept = self.keep_outputs && self.route.is_output[at];
             if is_last
                 && !kept
                 && let Some(values) = self.results[at].take()
