@@ -535,37 +535,62 @@ fn the_fingerprint_follows_tokens_and_pictures_not_names() {
     assert!(base.len() == 64 && base.bytes().all(|byte| byte.is_ascii_hexdigit()), "{base}");
 }
 
-#[test]
-fn templates_are_the_models_own_and_begin_of_text_is_written_once() {
-    let plain = |family: &str, text: &str| {
-        let model = model(family);
-        let samples = conversations(&json!([user(json!(text))]), &model);
-        (samples[0].tokens.clone(), model)
-    };
-    for family in ["gemma", "gemma3", "llama", "qwen3", "smollm2"] {
-        let (tokens, model) = plain(family, "Hello there");
-        let bos = model.prompts().tokenizer().bos_id().filter(|_| tokens[0] != tokens[1]);
-        let begins = tokens.iter().filter(|&&token| Some(token) == bos).count();
-        assert!(begins <= 1 || family == "smollm2", "{family}: {tokens:?}");
-        let text = model.prompts().tokenizer().decode(&tokens, false);
-        assert!(text.contains("Hello there"), "{family}: {text:?}");
-        assert!(!text.ends_with("assistant\n") && !text.ends_with("model\n"), "{family}: {text:?}");
-    }
-    // Without a template: contents one after the other, begin-of-text in front if the model wants it.
-    let checkpoint = support::checkpoint("gemma3");
+/// A tiny checkpoint with another template, or none.
+fn with_template(family: &str, template: Option<&str>) -> ModelText {
+    let checkpoint = support::checkpoint(family);
     let spec = ModelSpec::from_config(checkpoint.config()).expect("a spec");
-    let base = ModelText::from_parts(&ModelTextParts {
+    ModelText::from_parts(&ModelTextParts {
         spec: &spec,
         tokenizer_json: &checkpoint.tokenizer_json().expect("a tokenizer"),
         special_tokens: checkpoint.special_tokens(),
-        chat_template: None,
+        chat_template: template,
         image: None,
     })
-    .expect("a base model");
+    .expect("a model")
+}
+
+#[test]
+fn templates_end_with_the_last_message_and_begin_of_text_is_written_once() {
+    // In the manner of Gemma: the template writes the token that the tokenizer would put in front as well.
+    const GEMMA: &str = "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + m.role + '\n' + m.content + \
+        '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}";
     let talk =
         json!([{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": " there"}]}]);
-    let expected = base.prompts().encode_plain("Hello there", true).expect("ids");
-    assert_eq!(conversations(&talk, &base)[0].tokens, expected);
+    for family in ["gemma", "gemma3"] {
+        let model = with_template(family, Some(GEMMA));
+        let tokens = &conversations(&talk, &model)[0].tokens;
+        let text = model.prompts().tokenizer().decode(tokens, false);
+        let expected = "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>assistant\n there<end_of_turn>\n";
+        assert_eq!(text, expected, "{family}");
+        let bos = model.prompts().tokenizer().bos_id().expect("a begin-of-text token");
+        assert_eq!(tokens.iter().filter(|&&token| token == bos).count(), 1, "{family}: {tokens:?}");
+        // Without a template: contents one after the other, behind what the model begins plain text with.
+        let base = with_template(family, None);
+        let expected = base.prompts().encode_plain("Hello there", true).expect("ids");
+        assert_eq!((&conversations(&talk, &base)[0].tokens, expected[0]), (&expected, bos), "{family}");
+    }
+    let text = |model: &ModelText| model.prompts().tokenizer().decode(&conversations(&talk, model)[0].tokens, false);
+    assert!(text(&TEXT).ends_with("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n there<|im_end|>\n"));
+    assert_eq!(text(&SMOLVLM), "<|im_start|>User: Hello<end_of_utterance>\nAssistant:  there<end_of_utterance>\n");
+}
+
+#[test]
+fn what_a_template_refuses_is_an_error_of_the_conversation_and_left_out_of_a_chat_set() {
+    const STRICT: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turns') }}\
+        {% endif %}{{ m.content }}{% endfor %}";
+    let model = with_template("llama", Some(STRICT));
+    let system = json!({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]});
+    let error = refusal(&json!([user(json!("Hi")), system]), &model);
+    assert!(error.starts_with("calib.json[1]: messages: ") && error.contains("no system turns"), "{error}");
+    let error = refusal(&json!([user(json!(""))]), &model);
+    assert_eq!(error, "calib.json[0]: messages: become no token at all");
+
+    let files = Files::new();
+    let rows = [system, user(json!("")), user(json!("Hi"))].map(|row| row.to_string()).join("\n");
+    let chats = vec![files.write("calib.jsonl", rows)];
+    let set = load(&DatasetOptions { chats, ..options() }, &model).expect("one row");
+    assert_eq!((set.samples.len(), set.sources[0].skipped), (1, 2));
+    assert!(set.sources[0].note.as_ref().is_some_and(|note| note.contains("no system turns")));
 }
 
 /// Values that look like the schema, with anything anywhere.
