@@ -176,14 +176,13 @@ impl Targets {
 /// later releases.
 fn refuse_what_is_not_plain(file: &Path, object: &Map<String, Value>) -> Result<()> {
     const READ: [&str; 4] = ["peft_type", "r", "lora_alpha", "use_rslora"];
-    if let Some(start) = object.get("init_lora_weights").and_then(Value::as_str) {
-        if CHANGES_BASE.iter().any(|way| start.to_ascii_lowercase().starts_with(way)) {
-            return Err(unsupported(file, "init_lora_weights", object.get("init_lora_weights")));
-        }
+    let start = object.get("init_lora_weights").and_then(Value::as_str).map(str::to_ascii_lowercase);
+    if start.is_some_and(|start| CHANGES_BASE.iter().any(|way| start.starts_with(way))) {
+        return Err(unsupported(file, "init_lora_weights", object.get("init_lora_weights")));
     }
     let changes = |(field, value): &(&String, &Value)| {
         let is_known = READ.contains(&field.as_str()) || WITHOUT_EFFECT.contains(&field.as_str());
-        !is_known && !(is_off(value) || (*field == "bias" && *value == "none"))
+        !(is_known || is_off(value) || (*field == "bias" && *value == "none"))
     };
     match object.iter().find(changes) {
         Some((field, value)) => Err(unsupported(file, field, Some(value))),

@@ -96,8 +96,8 @@ fn quantize_group(weights: &[f32]) -> (f16, [i8; GROUP]) {
 /// groups, several for one with few different weights.
 fn grids(weights: &[f32], most: f32) -> impl Iterator<Item = f16> {
     let inverse = most.recip();
-    let levels = if inverse.is_normal() { 1..=126u8 } else { 1..=0 };
-    levels.rev().map(f32::from).filter_map(move |levels| {
+    let most_levels = if inverse.is_normal() { 126u8 } else { 0 };
+    (1..=most_levels).rev().map(f32::from).filter_map(move |levels| {
         let off_grid = |w: &f32| {
             let position = w * inverse * levels;
             (position - (position + TO_WHOLE - TO_WHOLE)).abs() > ON_GRID

@@ -349,7 +349,7 @@ impl InferenceStage {
     /// A message a prompt, with the pictures or sounds that belong to it.
     fn messages(&self, prompts: &[String]) -> Result<Vec<Message>> {
         match (self.images.is_empty(), self.audio.is_empty()) {
-            (true, true) => Ok(prompts.iter().map(|prompt| Message::user(prompt)).collect()),
+            (true, true) => Ok(prompts.iter().map(Message::user).collect()),
             (false, true) => {
                 let images = self.images.iter().map(|path| Image::open(path, &DecodeOptions::default()));
                 messages_with_placeholders(prompts, images.collect::<Result<_>>()?)

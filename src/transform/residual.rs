@@ -49,7 +49,7 @@ impl ResidualScaling {
     /// [`Error::InvalidArgument`] for a value that is no factor.
     pub fn from_stored(values: &[f32]) -> Result<Self> {
         let snap = |&value: &f32| match value.log2().round().exp2() {
-            factor if factor >= 1.0 && factor <= MOST && (factor - value).abs() < 0.1 * factor => Ok(factor),
+            factor if (1.0..=MOST).contains(&factor) && (factor - value).abs() < 0.1 * factor => Ok(factor),
             _ => Err(Error::invalid(format!("{RESIDUAL_SCALE} holds {value}, which is no factor of a channel"))),
         };
         Ok(Self { factors: values.iter().map(snap).collect::<Result<_>>()? })

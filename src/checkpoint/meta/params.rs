@@ -195,8 +195,9 @@ impl<'a> Fields<'a> {
     fn refuse_other_families(&self) -> Result<()> {
         let changes = |field: &str, neutral: &str| {
             let value = self.get(field)?;
-            let same = value.to_string() == neutral || value.as_f64().is_some_and(|v| neutral.parse() == Ok(v));
-            (!same).then(|| value.to_string())
+            let text = value.to_string();
+            let same = text == neutral || value.as_f64().is_some_and(|v| neutral.parse() == Ok(v));
+            (!same).then_some(text)
         };
         match OF_OTHER_FAMILIES.iter().find_map(|&(field, neutral)| Some((field, changes(field, neutral)?))) {
             None => Ok(()),

@@ -241,7 +241,7 @@ impl WeightProvider for BoundWeights<'_> {
                 // H(i, j) is negative where i and j have an odd number of common bits.
                 let size = 1.0 / (row_len as f32).sqrt();
                 for (row, out) in rows.zip(out.chunks_exact_mut(row_len)) {
-                    let sign = |column: usize| if (row & column).count_ones() % 2 == 0 { size } else { -size };
+                    let sign = |column: usize| if (row & column).count_ones().is_multiple_of(2) { size } else { -size };
                     out.iter_mut().enumerate().for_each(|(column, out)| *out = sign(column));
                 }
             }

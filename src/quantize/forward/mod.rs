@@ -26,6 +26,11 @@ use std::sync::Arc;
 /// Is called with every node and its result, in execution order.
 pub type ObserveFn<'a> = dyn FnMut(&Node, &[f32]) -> Result<()> + 'a;
 
+/// Is called with every matrix node before any sequence passes it, how many are done and how many there are.
+pub type BeforeFn<'a> = dyn FnMut(&Node, usize, usize) -> Result<()> + 'a;
+/// Is called with the number of a sequence, every node and its result.
+pub type ObserveEachFn<'a> = dyn FnMut(usize, &Node, &[f32]) -> Result<()> + 'a;
+
 /// Moves sequences through graphs that share one set of weights.
 pub struct Forward<'a> {
     kernels: Kernels,
@@ -69,8 +74,8 @@ impl<'a> Forward<'a> {
     pub fn run(
         &mut self,
         sequences: &mut [Sequence<'_>],
-        before: &mut dyn FnMut(&Node, usize, usize) -> Result<()>,
-        observe: &mut dyn FnMut(usize, &Node, &[f32]) -> Result<()>,
+        before: &mut BeforeFn<'_>,
+        observe: &mut ObserveEachFn<'_>,
     ) -> Result<()> {
         let total = sequences.first().map_or(0, Sequence::matrices);
         for (number, sequence) in sequences.iter_mut().enumerate() {

@@ -9,6 +9,7 @@ use crate::quantize::forward::{Forward, Sequence};
 use crate::quantize::inputs::DecoderInputs;
 use crate::quantize::plan::GraphPlan;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -75,10 +76,10 @@ impl Part<'_> {
         let mut graphs = BTreeMap::new();
         for rows in rows {
             let length = self.job.padded_length(rows);
-            if !graphs.contains_key(&length) {
+            if let Entry::Vacant(entry) = graphs.entry(length) {
                 let graph = self.graphs.whole(self.component, length)?;
                 let plan = GraphPlan::new(&graph, &self.recipe)?;
-                graphs.insert(length, (graph, plan));
+                entry.insert((graph, plan));
             }
         }
         Ok(graphs)
