@@ -349,9 +349,6 @@ fn invoke(pipeline: &Pipeline, context: &PipelineContext, args: &Args, json: boo
         match event {
             PipelineEvent::Step(step) => {
                 let part = format!("{} {} {}", step.stage.name(), step.component, step.phase);
-                if step.phase == "prompt" && !json && part != told {
-                    told.clear();
-                }
                 if args.verbose && !json && part != told {
                     complain(&format!("{part}: {} of {}, {}", step.done, step.total, step.item));
                     told.clone_from(&part);
@@ -417,6 +414,7 @@ fn show(
             "artifact_dir": context.artifact_dir(),
             "stages": outcome.stages,
             "replies": outcome.replies,
+            "suggestions": outcome.suggestions,
             "warnings": outcome.warnings,
             "notes": notes,
             "ends_with": end,
@@ -428,6 +426,7 @@ fn show(
     }
     let mut fields = vec![("model", context.model_name().to_owned())];
     fields.extend(outcome.stages.iter().map(|stage| (stage.stage.name(), stage.output.display().to_string())));
+    fields.extend(outcome.suggestions.iter().map(|file| ("suggestion", file.display().to_string())));
     fields.extend(end.map(|end| ("end", end)));
     Ok(print_fields(&fields)?)
 }

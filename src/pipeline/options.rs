@@ -180,6 +180,13 @@ impl PipelineOptions {
 
     fn preparation(&self, entry: &RegistryEntry) -> Result<PreparationStage> {
         let checkpoint = self.checkpoint.clone().ok_or_else(|| no_checkpoint(entry))?;
+        if self.params.is_some() || self.tokenizer.is_some() {
+            return Err(Error::Unsupported(
+                "--params, --tokenizer-model and --tokenizer-bin: the pipeline takes the configuration and the tokenizer of a Hugging \
+                 Face folder or a GGUF file; leave them out"
+                    .into(),
+            ));
+        }
         Ok(PreparationStage { checkpoint, options: self.preparation.clone() })
     }
 
@@ -206,6 +213,7 @@ impl PipelineOptions {
             options,
             calibration: self.calibration.clone(),
             observations: self.observations.clone(),
+            suggest: self.suggest_recipe,
         })
     }
 

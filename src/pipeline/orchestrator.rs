@@ -103,6 +103,8 @@ pub struct PipelineOutcome {
     pub warnings: Vec<String>,
     /// Replies to the prompts, in order.
     pub replies: Vec<Reply>,
+    /// Files with suggested recipes, if they were asked for.
+    pub suggestions: Vec<PathBuf>,
 }
 
 impl Pipeline {
@@ -132,6 +134,7 @@ impl Pipeline {
             self.stage(StageName::Inference, &mut outcome, on_event, &mut |on_event| stage.run(&mut run, on_event))?;
         }
         outcome.replies = run.replies;
+        outcome.suggestions = run.suggestions;
         Ok(outcome)
     }
 

@@ -1,6 +1,7 @@
 //! The four stages: what each needs, what it saves, and when what was saved is good enough.
 
 use super::context::{PipelineContext, StageName};
+use super::export::save_suggestion;
 use super::files::write_atomically;
 use super::ledger::{Ledger, checkpoint_identity, file_hash, fingerprint};
 use super::orchestrator::{EventFn, Pipeline, PipelineEvent, PipelineStep, StageState};
@@ -22,6 +23,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
+/// Folder of the artifact directory with suggested recipes.
+const SUGGESTION_DIR: &str = "suggestion";
 /// File with the replies of the inference stage.
 const REPLIES_FILE: &str = "replies.json";
 
@@ -43,6 +46,9 @@ pub struct QuantizationStage {
     pub calibration: DatasetOptions,
     /// Ranges that were found before, e.g. joined from shards: nothing is observed again then.
     pub observations: Option<PathBuf>,
+    /// Suggest recipes of mixed precision from what each layer of the decoder loses, in the folder `suggestion` of the artifact
+    /// directory.
+    pub suggest: bool,
 }
 
 /// Stage `compilation`.
@@ -91,11 +97,21 @@ pub(super) struct Run<'a> {
     /// What stages before quantization took.
     pub costs: Vec<StageCost>,
     pub replies: Vec<Reply>,
+    /// Files with suggested recipes.
+    pub suggestions: Vec<PathBuf>,
 }
 
 impl<'a> Run<'a> {
     pub fn new(pipeline: &'a Pipeline, context: &'a PipelineContext, ledger: Ledger) -> Self {
-        Self { pipeline, context, ledger, prepared: None, costs: Vec::new(), replies: Vec::new() }
+        Self {
+            pipeline,
+            context,
+            ledger,
+            prepared: None,
+            costs: Vec::new(),
+            replies: Vec::new(),
+            suggestions: Vec::new(),
+        }
     }
 
     fn directory(&self, stage: StageName) -> PathBuf {
@@ -173,6 +189,11 @@ impl QuantizationStage {
                     .into(),
             ));
         }
+        if self.suggest && self.options.report_samples == 0 {
+            return Err(Error::Config(
+                "--quant-recipe-suggestion needs samples that run through both models: --report-samples must be 1 or more".into(),
+            ));
+        }
         Ok(())
     }
 
@@ -191,9 +212,7 @@ impl QuantizationStage {
             "observations": self.observations.as_deref().map(file_hash).transpose()?,
         }));
         if run.is_saved(stage, &inputs, MANIFEST_FILE) {
-            for warning in &QuantizedModel::open(&directory)?.report().warnings {
-                on_event(PipelineEvent::Warning(warning))?;
-            }
+            self.finish(&QuantizedModel::open(&directory)?, run, on_event)?;
             return Ok((StageState::Loaded, directory));
         }
         // Named after its inputs: what other options or data left there is not gone on with.
@@ -213,10 +232,20 @@ impl QuantizationStage {
         if unfinished.exists() {
             std::fs::remove_file(&unfinished).map_err(|e| Error::io(&unfinished, e))?;
         }
+        self.finish(&quantized, run, on_event)?;
+        Ok((StageState::Done, directory))
+    }
+
+    /// Pass on what was noticed, and suggest what to try next if that was asked for.
+    fn finish(&self, quantized: &QuantizedModel, run: &mut Run<'_>, on_event: &mut EventFn<'_>) -> Result<()> {
         for warning in &quantized.report().warnings {
             on_event(PipelineEvent::Warning(warning))?;
         }
-        Ok((StageState::Done, directory))
+        if self.suggest {
+            let directory = run.context.artifact_dir().join(SUGGESTION_DIR);
+            run.suggestions = save_suggestion(&quantized.suggest(TEXT_DECODER)?, &directory)?;
+        }
+        Ok(())
     }
 
     fn calibration_set(&self, prepared: &PreparedModel) -> Result<CalibrationSet> {
