@@ -92,7 +92,8 @@ mod quantizing {
         let folder = TempDir::new().unwrap();
         let rows = token_rows(folder.path());
         let out = path_in(&folder, "model");
-        let arguments = [&["quantize", &tiny("smollm2"), "--out", &out, "--calib-tokens", &rows][..], &SMALL].concat();
+        let checkpoint = tiny("smollm2");
+        let arguments = [&["quantize", &checkpoint, "--out", &out, "--calib-tokens", &rows][..], &SMALL].concat();
         let output = run(&arguments);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let text = stdout(&output);
