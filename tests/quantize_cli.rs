@@ -517,9 +517,9 @@ mod pipeline {
     fn floats_are_compiled_and_answer_on_the_cpu() {
         let setting = Setting::new();
         let given = ["--checkpoint", &setting.checkpoint, "--use-fp16", "--backend", "cpu", "--max-new-tokens", "3"];
-        let more = [&given[..], &["--prompt", "Hi", "again", "--seed", "1"]].concat();
+        let more = [&given[..], &["--prompt", "Hi", "--seed", "1"]].concat();
         let document = json(&setting.arguments(&more));
-        assert_eq!(document["replies"].as_array().map(Vec::len), Some(2), "{document}");
+        assert_eq!(document["replies"].as_array().map(Vec::len), Some(1), "{document}");
         let stages = document["stages"].as_array().unwrap().iter().map(|s| s["stage"].as_str().unwrap());
         assert_eq!(stages.collect::<Vec<_>>(), ["model_preparation", "compilation", "inference"]);
         let compiled = format!("{}/compilation", setting.artifacts);

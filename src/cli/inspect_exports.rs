@@ -17,6 +17,7 @@ const WINDOW: usize = 512;
 
 /// Arguments of `inspect` that write files.
 #[derive(clap::Args)]
+#[group(id = "exports", multiple = true)]
 pub struct Args {
     /// More quantized models, beside the first on the page of --html
     #[arg(value_name = "MORE", requires = "html")]

@@ -39,7 +39,8 @@ fn find<'v>(list: &'v Value, name: &str) -> &'v Value {
 
 /// What a converter makes of a value: an unsigned integer, and what that means.
 fn convert(value: f32, (bits, scale, offset): (u64, f32, i64)) -> f32 {
-    let level = (f64::from(value) / f64::from(scale)).round() as i64 - offset;
+    // The largest integer of 32 bits is no f32: what it means was rounded up.
+    let level = ((f64::from(value) / f64::from(scale)).round() as i64 - offset).min((1i64 << 32) - 1);
     assert!((0..1i64 << bits).contains(&level), "{value} is outside of the grid");
     ((level + offset) as f64 * f64::from(scale)) as f32
 }
