@@ -4211,8 +4211,8 @@ int32_t etg_prepared_model_observe(const struct etg_prepared_model *model,
 /**
  * Quantize the model into the folder `out`, which appears complete or not at all, and open it. `observations` is a file of
  * `etg_prepared_model_observe` or `etg_observations_merge`; without one (empty) the ranges are found here. `calibration` may be NULL
- * if there are observations: nothing is compared for the report then. `options` may be NULL: the defaults. `on_progress` and
- * `model_out` may be NULL.
+ * or without a source if there are observations: nothing is compared for the report then. `options` may be NULL: the defaults.
+ * `on_progress` and `model_out` may be NULL.
  *
  * - Threads: any, several at once for different folders; progress comes on this thread.
  * - Owns: `*model_out` is the caller's; free it with `etg_quantized_model_free`. The prepared model is not needed by it.
@@ -4331,6 +4331,29 @@ int32_t etg_quantized_model_save_suggestion(const struct etg_quantized_model *mo
                                             size_t component_length,
                                             const char *folder,
                                             size_t folder_length);
+
+/**
+ * Compile the model into the folder `out`, for the CPU engine: matrices keep the width of their integers, activations are floats.
+ * The folder appears complete or not at all; a compiled model that was there is replaced at the end. `prefill_ar` is the number of
+ * tokens a prefill block processes at once (0: as the model was quantized for), `threads` is 0 for one a physical core. `on_progress`
+ * may be NULL.
+ *
+ * - Threads: any, several at once for different folders; progress comes on this thread.
+ * - Owns: nothing is kept.
+ * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a block size that does not fit, an `out` that holds something else),
+ *   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The message begins
+ *   with [compilation].
+ * - After a failure: `out` is as it was.
+ */
+ETG_API
+ETG_MUST_USE
+int32_t etg_quantized_model_compile(const struct etg_quantized_model *model,
+                                    const char *out,
+                                    size_t out_length,
+                                    size_t prefill_ar,
+                                    size_t threads,
+                                    etg_stage_progress_fn on_progress,
+                                    void *user_data);
 
 /**
  * Perplexity of the UTF-8 text file `path`: its tokens, without begin-of-text token, are cut into windows of `window` tokens (0: 512,

@@ -1365,6 +1365,429 @@ inline Result<void> recompile_component(std::string_view checkpoint, std::string
     return detail::check(status);
 }
 
+/** Gets the progress of a stage; false ends it. Its texts are valid during the call. */
+using OnStageProgress = std::function<bool(const etg_stage_progress &progress)>;
+
+namespace detail {
+
+/** A stage's callback and what it threw. */
+struct StageProgressCall {
+    const OnStageProgress &on_progress;
+    Caught caught;
+
+    static std::int32_t receive(void *user_data, const etg_stage_progress *progress)
+    {
+        StageProgressCall &call = *static_cast<StageProgressCall *>(user_data);
+        return call.caught.run([&] { return call.on_progress(*progress); });
+    }
+    etg_stage_progress_fn function() const noexcept { return on_progress ? receive : nullptr; }
+};
+
+} // namespace detail
+
+/** How a checkpoint is prepared for quantization. */
+class PreparationOptions {
+public:
+    PreparationOptions()
+    {
+        etg_preparation_options *raw = nullptr;
+        (void)!etg_preparation_options_create(&raw);
+        handle_.reset(raw);
+    }
+
+    /** Registry name that the checkpoint must be. */
+    Result<void> model(std::string_view name)
+    {
+        return detail::check(etg_preparation_options_set_model(get(), name.data(), name.size()));
+    }
+    Result<void> max_context(std::size_t tokens)
+    {
+        return detail::check(etg_preparation_options_set_max_context(get(), tokens));
+    }
+    Result<void> prefill_ar(std::size_t tokens)
+    {
+        return detail::check(etg_preparation_options_set_prefill_ar(get(), tokens));
+    }
+    /** An ETG_MODE_ constant. */
+    Result<void> mode(std::int32_t mode) { return detail::check(etg_preparation_options_set_mode(get(), mode)); }
+    Result<void> lookahead(std::size_t ngram, std::size_t window, std::size_t gcap)
+    {
+        return detail::check(etg_preparation_options_set_lookahead(get(), ngram, window, gcap));
+    }
+    /** 0, 1 or ETG_AS_MODEL. */
+    Result<void> r3(std::int32_t choice) { return detail::check(etg_preparation_options_set_r3(get(), choice)); }
+    /** 0, 1 or ETG_AS_MODEL. */
+    Result<void> masked_softmax(std::int32_t choice)
+    {
+        return detail::check(etg_preparation_options_set_masked_softmax(get(), choice));
+    }
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_preparation_options_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_preparation_options *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_preparation_options, etg_preparation_options_free> handle_;
+};
+
+/** What a model is calibrated with. */
+class CalibrationOptions {
+public:
+    CalibrationOptions()
+    {
+        etg_calibration_options *raw = nullptr;
+        (void)!etg_calibration_options_create(&raw);
+        handle_.reset(raw);
+    }
+
+    /** A JSON file with a list of conversations. */
+    Result<void> add_samples(std::string_view path)
+    {
+        return detail::check(etg_calibration_options_add_samples(get(), path.data(), path.size()));
+    }
+    /** A plain text. */
+    Result<void> add_text(std::string_view path)
+    {
+        return detail::check(etg_calibration_options_add_text(get(), path.data(), path.size()));
+    }
+    /** A chat set, one JSON object a line. */
+    Result<void> add_chat(std::string_view path)
+    {
+        return detail::check(etg_calibration_options_add_chat(get(), path.data(), path.size()));
+    }
+    /** A JSON file with a list of lists of token ids. */
+    Result<void> add_tokens(std::string_view path)
+    {
+        return detail::check(etg_calibration_options_add_tokens(get(), path.data(), path.size()));
+    }
+    /** Random ids, for smoke tests only. */
+    Result<void> random(std::size_t samples, std::size_t length, std::uint64_t seed)
+    {
+        return detail::check(etg_calibration_options_set_random(get(), samples, length, seed));
+    }
+    Result<void> text_limit(std::size_t windows)
+    {
+        return detail::check(etg_calibration_options_set_text_limit(get(), windows));
+    }
+    Result<void> text_window(std::size_t tokens)
+    {
+        return detail::check(etg_calibration_options_set_text_window(get(), tokens));
+    }
+    Result<void> chat_limit(std::size_t rows)
+    {
+        return detail::check(etg_calibration_options_set_chat_limit(get(), rows));
+    }
+    Result<void> max_context(std::size_t tokens)
+    {
+        return detail::check(etg_calibration_options_set_max_context(get(), tokens));
+    }
+    Result<void> image_tiling(Tiling tiling)
+    {
+        return detail::check(etg_calibration_options_set_image_tiling(get(), static_cast<std::int32_t>(tiling)));
+    }
+    /** Part `index` (from 1) of `count`. */
+    Result<void> shard(std::size_t index, std::size_t count)
+    {
+        return detail::check(etg_calibration_options_set_shard(get(), index, count));
+    }
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_calibration_options_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_calibration_options *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_calibration_options, etg_calibration_options_free> handle_;
+};
+
+/** How a prepared model is quantized. */
+class QuantizeOptions {
+public:
+    QuantizeOptions()
+    {
+        etg_quantize_options *raw = nullptr;
+        (void)!etg_quantize_options_create(&raw);
+        handle_.reset(raw);
+    }
+
+    /** An ETG_QUANT_ constant for all layers of a component. */
+    Result<void> dtype(std::string_view component, std::int32_t dtype, std::size_t block = 0)
+    {
+        return detail::check(
+            etg_quantize_options_set_dtype(get(), component.data(), component.size(), dtype, block));
+    }
+    /** A recipe for a component; the empty text takes the model's own again. */
+    Result<void> recipe_json(std::string_view component, std::string_view json)
+    {
+        return detail::check(etg_quantize_options_set_recipe_json(get(), component.data(), component.size(),
+                                                                  json.data(), json.size()));
+    }
+    /** An ETG_OBSERVER_ constant with its setting. */
+    Result<void> observer(std::int32_t kind, double setting = 0.0)
+    {
+        return detail::check(etg_quantize_options_set_observer(get(), kind, setting));
+    }
+    /** 0, 1, or -1: as the recipe says. */
+    Result<void> kv8(std::int32_t choice) { return detail::check(etg_quantize_options_set_kv8(get(), choice)); }
+    /** An ETG_ENCODER_ constant. */
+    Result<void> encoder(std::int32_t precision)
+    {
+        return detail::check(etg_quantize_options_set_encoder(get(), precision));
+    }
+    Result<void> several_images(bool several)
+    {
+        return detail::check(etg_quantize_options_set_several_images(get(), several ? 1 : 0));
+    }
+    /** An ETG_ENCODER_ROWS_ constant. */
+    Result<void> encoder_rows(std::int32_t rows)
+    {
+        return detail::check(etg_quantize_options_set_encoder_rows(get(), rows));
+    }
+    /** An ETG_RESIDUAL_ constant. */
+    Result<void> residual(std::int32_t residual)
+    {
+        return detail::check(etg_quantize_options_set_residual(get(), residual));
+    }
+    /** An ETG_SCALES_ constant, and how many candidates are tried. */
+    Result<void> scales(std::int32_t scales, std::size_t candidates = 0)
+    {
+        return detail::check(etg_quantize_options_set_scales(get(), scales, candidates));
+    }
+    /** An ETG_ROUNDING_ constant with the damping of GPTQ. */
+    Result<void> rounding(std::int32_t rounding, float damping = 0.01f)
+    {
+        return detail::check(etg_quantize_options_set_rounding(get(), rounding, damping));
+    }
+    Result<void> observe_padding(bool observe)
+    {
+        return detail::check(etg_quantize_options_set_observe_padding(get(), observe ? 1 : 0));
+    }
+    Result<void> tokens_at_once(std::size_t tokens)
+    {
+        return detail::check(etg_quantize_options_set_tokens_at_once(get(), tokens));
+    }
+    Result<void> report_samples(std::size_t samples)
+    {
+        return detail::check(etg_quantize_options_set_report_samples(get(), samples));
+    }
+    Result<void> threads(std::size_t count)
+    {
+        return detail::check(etg_quantize_options_set_threads(get(), count));
+    }
+    Result<void> json(std::string_view text)
+    {
+        return detail::check(etg_quantize_options_set_json(get(), text.data(), text.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_quantize_options *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_quantize_options, etg_quantize_options_free> handle_;
+};
+
+/** What a perplexity is measured with. */
+struct PerplexityOptions {
+    /** Tokens of a window; 0: 512, or the context if that is less. */
+    std::size_t window = 0;
+    /** Leave out a last window that is shorter. */
+    bool full_windows_only = false;
+    /** 0: one a physical core. */
+    std::size_t threads = 0;
+};
+
+/** A quantized model in its folder; Runner::open opens the same folder for a conversation. */
+class QuantizedModel {
+public:
+    /** Takes over a C handle. */
+    explicit QuantizedModel(etg_quantized_model *handle) noexcept : handle_(handle) {}
+
+    /** Open a folder that PreparedModel::quantize wrote. */
+    static Result<QuantizedModel> open(std::string_view folder)
+    {
+        return detail::object_from<QuantizedModel, etg_quantized_model>(
+            [&](etg_quantized_model **out) { return etg_quantized_model_open(folder.data(), folder.size(), out); });
+    }
+
+    /** The report of the quantization, as JSON. */
+    Result<std::string> report_json() const
+    {
+        return detail::text_from([&](etg_buffer **out) { return etg_quantized_model_report_json(get(), out); });
+    }
+    /** Perplexity of a text file. */
+    Result<etg_perplexity> perplexity_of_file(std::string_view path, const PerplexityOptions &options = {},
+                                              const OnStageProgress &on_progress = {}) const
+    {
+        detail::StageProgressCall call{on_progress, {}};
+        etg_perplexity found = etg_perplexity_init();
+        const std::int32_t status = etg_quantized_model_perplexity_of_file(
+            get(), path.data(), path.size(), options.window, options.full_windows_only ? 1 : 0, options.threads,
+            call.function(), &call, &found);
+        call.caught.rethrow();
+        if (status < 0) {
+            return detail::fail<etg_perplexity>(status);
+        }
+        return found;
+    }
+    /** Perplexity of token ids. */
+    Result<etg_perplexity> perplexity_of_tokens(const std::vector<std::uint32_t> &ids,
+                                                const PerplexityOptions &options = {},
+                                                const OnStageProgress &on_progress = {}) const
+    {
+        detail::StageProgressCall call{on_progress, {}};
+        etg_perplexity found = etg_perplexity_init();
+        const std::int32_t status = etg_quantized_model_perplexity_of_tokens(
+            get(), ids.data(), ids.size(), options.window, options.full_windows_only ? 1 : 0, options.threads,
+            call.function(), &call, &found);
+        call.caught.rethrow();
+        if (status < 0) {
+            return detail::fail<etg_perplexity>(status);
+        }
+        return found;
+    }
+    /** Compile into a model folder for the CPU engine. 0: rows of a prefill block as the model has them, threads as many as cores. */
+    Result<void> compile(std::string_view out_folder, std::size_t prefill_ar = 0, std::size_t threads = 0,
+                         const OnStageProgress &on_progress = {}) const
+    {
+        detail::StageProgressCall call{on_progress, {}};
+        const std::int32_t status = etg_quantized_model_compile(get(), out_folder.data(), out_folder.size(), prefill_ar,
+                                                                threads, call.function(), &call);
+        call.caught.rethrow();
+        return detail::check(status);
+    }
+    /** The grids of a component in AIMET's form, "1.0.0" or "0.6.1". */
+    Result<void> save_aimet(std::string_view component, std::string_view path, std::string_view version = {}) const
+    {
+        return detail::check(etg_quantized_model_save_aimet(get(), component.data(), component.size(), version.data(),
+                                                            version.size(), path.data(), path.size()));
+    }
+    /** Recipes with more bits where layers lose most, and a table of what they lose. */
+    Result<void> save_suggestion(std::string_view component, std::string_view folder) const
+    {
+        return detail::check(etg_quantized_model_save_suggestion(get(), component.data(), component.size(),
+                                                                 folder.data(), folder.size()));
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_quantized_model *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_quantized_model, etg_quantized_model_free> handle_;
+};
+
+/** A checkpoint whose graphs are built, ready to be calibrated and quantized. */
+class PreparedModel {
+public:
+    /** Takes over a C handle. */
+    explicit PreparedModel(etg_prepared_model *handle) noexcept : handle_(handle) {}
+
+    /** Prepare a checkpoint (Hugging Face folder or GGUF file), which must stay where it is. */
+    static Result<PreparedModel> create(std::string_view checkpoint, const PreparationOptions &options = {},
+                                        const OnStageProgress &on_progress = {})
+    {
+        detail::StageProgressCall call{on_progress, {}};
+        etg_prepared_model *raw = nullptr;
+        const std::int32_t status = etg_prepared_model_create(checkpoint.data(), checkpoint.size(), options.get(),
+                                                              call.function(), &call, &raw);
+        call.caught.rethrow();
+        if (status < 0) {
+            return detail::fail<PreparedModel>(status);
+        }
+        return PreparedModel(raw);
+    }
+    /** Prepare again what save() saved, from the same checkpoint or, if that moved, from another place. */
+    static Result<PreparedModel> load(std::string_view folder, std::string_view checkpoint = {})
+    {
+        return detail::object_from<PreparedModel, etg_prepared_model>([&](etg_prepared_model **out) {
+            return etg_prepared_model_load(folder.data(), folder.size(), checkpoint.data(), checkpoint.size(), out);
+        });
+    }
+
+    Result<void> save(std::string_view folder) const
+    {
+        return detail::check(etg_prepared_model_save(get(), folder.data(), folder.size()));
+    }
+    /** What was prepared, as JSON. */
+    Result<std::string> info_json() const
+    {
+        return detail::text_from([&](etg_buffer **out) { return etg_prepared_model_info_json(get(), out); });
+    }
+    /** What calibration data is for this model, as JSON. */
+    Result<std::string> calibration_json(const CalibrationOptions &calibration) const
+    {
+        return detail::text_from([&](etg_buffer **out) {
+            return etg_prepared_model_calibration_json(get(), calibration.get(), out);
+        });
+    }
+    /** Write the ranges of activations to a file; goes on where an earlier call was ended. */
+    Result<void> observe(const CalibrationOptions &calibration, const QuantizeOptions &options,
+                         std::string_view out_file, const OnStageProgress &on_progress = {}) const
+    {
+        detail::StageProgressCall call{on_progress, {}};
+        const std::int32_t status =
+            etg_prepared_model_observe(get(), calibration.get(), options.get(), out_file.data(), out_file.size(),
+                                       call.function(), &call);
+        call.caught.rethrow();
+        return detail::check(status);
+    }
+    /** Quantize into a folder, and open it. `observations` is a file of observe() or merge_observations(), or empty. */
+    Result<QuantizedModel> quantize(const CalibrationOptions &calibration, const QuantizeOptions &options,
+                                    std::string_view out_folder, std::string_view observations = {},
+                                    const OnStageProgress &on_progress = {}) const
+    {
+        detail::StageProgressCall call{on_progress, {}};
+        etg_quantized_model *raw = nullptr;
+        // Options without a source are as good as none where there are observations.
+        const std::int32_t status = etg_prepared_model_quantize(
+            get(), calibration.get(), options.get(), observations.data(), observations.size(), out_folder.data(),
+            out_folder.size(), call.function(), &call, &raw);
+        call.caught.rethrow();
+        if (status < 0) {
+            return detail::fail<QuantizedModel>(status);
+        }
+        return QuantizedModel(raw);
+    }
+
+    /** The C handle, still owned by this object. */
+    etg_prepared_model *get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<etg_prepared_model, etg_prepared_model_free> handle_;
+};
+
+/** Join the observations of all shards of a calibration set. */
+inline Result<void> merge_observations(const std::vector<std::string> &files, std::string_view out_file)
+{
+    std::vector<const char *> paths;
+    std::vector<std::size_t> lengths;
+    for (const std::string &file : files) {
+        paths.push_back(file.data());
+        lengths.push_back(file.size());
+    }
+    return detail::check(
+        etg_observations_merge(paths.data(), lengths.data(), paths.size(), out_file.data(), out_file.size()));
+}
+
+/** Run a pipeline; context and outcome are JSON, see etg_pipeline_run. */
+inline Result<std::string> run_pipeline(std::string_view context_json, const OnStageProgress &on_progress = {})
+{
+    detail::StageProgressCall call{on_progress, {}};
+    etg_buffer *raw = nullptr;
+    const std::int32_t status =
+        etg_pipeline_run(context_json.data(), context_json.size(), call.function(), &call, &raw);
+    const detail::Buffer buffer(raw);
+    call.caught.rethrow();
+    if (status < 0) {
+        return detail::fail<std::string>(status);
+    }
+    return detail::text_of(buffer);
+}
+
 /** What a checkpoint or a compiled folder is, as JSON. */
 inline Result<std::string> inspect_json(std::string_view path)
 {

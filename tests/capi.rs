@@ -12,12 +12,15 @@ mod program;
 
 use built::compiler;
 use etgenai::capi::buffer::*;
+use etgenai::capi::calibration_options::*;
 use etgenai::capi::compile::*;
 use etgenai::capi::compile_options::*;
 use etgenai::capi::event::*;
 use etgenai::capi::generate_options::*;
 use etgenai::capi::last_error::*;
 use etgenai::capi::messages::*;
+use etgenai::capi::prepared_model::*;
+use etgenai::capi::quantize_options::*;
 use etgenai::capi::runner::*;
 use etgenai::capi::runner_getters::*;
 use etgenai::capi::runner_steps::*;
@@ -38,6 +41,32 @@ use std::time::{Duration, Instant};
 static MODEL: LazyLock<PathBuf> = LazyLock::new(|| compiled("smollm2"));
 /// A tiny model that takes pictures.
 static SEEING_MODEL: LazyLock<PathBuf> = LazyLock::new(|| compiled("smolvlm"));
+
+/// A tiny text model, quantized with a few random tokens.
+static QUANTIZED_MODEL: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = fresh_folder("capi quantized").join("model");
+    let checkpoint = root().join("tests/fixtures/tiny/smollm2").display().to_string();
+    let out = folder.display().to_string();
+    let (from, to, component) = (text(&checkpoint), text(&out), text("text_decoder"));
+    let (mut prepared, mut data, mut options) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let (no_callback, no_data) = (None, ptr::null_mut());
+    unsafe {
+        let made = etg_prepared_model_create(from.0, from.1, ptr::null(), no_callback, no_data, &mut prepared);
+        assert_eq!(made, ETG_OK, "{}", last_error());
+        assert_eq!(etg_calibration_options_create(&mut data), ETG_OK);
+        assert_eq!(etg_calibration_options_set_random(data, 2, 8, 1), ETG_OK);
+        assert_eq!(etg_quantize_options_create(&mut options), ETG_OK);
+        assert_eq!(etg_quantize_options_set_dtype(options, component.0, component.1, ETG_QUANT_16A8W, 0), ETG_OK);
+        let (seen, out) = (ptr::null(), ptr::null_mut());
+        let status =
+            etg_prepared_model_quantize(prepared, data, options, seen, 0, to.0, to.1, no_callback, no_data, out);
+        assert_eq!(status, ETG_OK, "{}", last_error());
+    }
+    etg_quantize_options_free(options);
+    etg_calibration_options_free(data);
+    etg_prepared_model_free(prepared);
+    folder
+});
 
 fn compiled(family: &str) -> PathBuf {
     let model = fresh_folder(&format!("capi {family}")).join("model");
@@ -494,7 +523,9 @@ fn null_sweep_in_c() {
     fs::write(&source, template.replace("/* CALLS */", &calls)).expect("the program can be written");
     let model = SEEING_MODEL.display().to_string();
     let picture = root().join("tests/fixtures/media/rgb_97x61.png").display().to_string();
-    run_program(|| compiler(false, "c11"), &source, &[&model, &picture]);
+    let checkpoint = root().join("tests/fixtures/tiny/smollm2").display().to_string();
+    let quantized = QUANTIZED_MODEL.display().to_string();
+    run_program(|| compiler(false, "c11"), &source, &[&model, &picture, &checkpoint, &quantized]);
 }
 
 /// Makes the calls of the NULL sweep from the text of the header.
@@ -510,7 +541,7 @@ mod sweep {
     ];
 
     /// Arguments that may be NULL.
-    const OPTIONAL: [&str; 19] = [
+    const OPTIONAL: [&str; 38] = [
         "etg_runner_open.options",
         "etg_runner_open_files.options",
         "etg_runner_open_with_engine.options",
@@ -525,6 +556,25 @@ mod sweep {
         "etg_recompile_component.options",
         "etg_recompile_component.on_progress",
         "etg_recompile_component.user_data",
+        "etg_prepared_model_create.options",
+        "etg_prepared_model_create.on_progress",
+        "etg_prepared_model_create.user_data",
+        "etg_prepared_model_observe.options",
+        "etg_prepared_model_observe.on_progress",
+        "etg_prepared_model_observe.user_data",
+        "etg_prepared_model_quantize.calibration",
+        "etg_prepared_model_quantize.options",
+        "etg_prepared_model_quantize.on_progress",
+        "etg_prepared_model_quantize.user_data",
+        "etg_prepared_model_quantize.model_out",
+        "etg_quantized_model_perplexity_of_file.on_progress",
+        "etg_quantized_model_perplexity_of_file.user_data",
+        "etg_quantized_model_perplexity_of_tokens.on_progress",
+        "etg_quantized_model_perplexity_of_tokens.user_data",
+        "etg_quantized_model_compile.on_progress",
+        "etg_quantized_model_compile.user_data",
+        "etg_pipeline_run.on_progress",
+        "etg_pipeline_run.user_data",
         "etg_image_from_encoded.options",
         "etg_image_from_file.options",
         "etg_image_from_pixels.options",
@@ -589,6 +639,11 @@ mod sweep {
                 "etg_audio" => "&new_audio",
                 "etg_engine" => "&new_engine",
                 "etg_model_files" => "&new_model_files",
+                "etg_preparation_options" => "&new_preparation_options",
+                "etg_calibration_options" => "&new_calibration_options",
+                "etg_quantize_options" => "&new_quantize_options",
+                "etg_prepared_model" => "&new_prepared_model",
+                "etg_quantized_model" => "&new_quantized_model",
                 "uint8_t" => "&bytes_out",
                 "char" => "&text_out",
                 "uint32_t" => "&ids_out",
@@ -611,10 +666,16 @@ mod sweep {
             ("etg_audio" | "etg_audio*", _) => "audio",
             ("etg_engine" | "etg_engine*", _) => "engine",
             ("etg_model_files" | "etg_model_files*", _) => "model_files",
+            ("etg_preparation_options" | "etg_preparation_options*", _) => "preparation_options",
+            ("etg_calibration_options" | "etg_calibration_options*", _) => "calibration_options",
+            ("etg_quantize_options" | "etg_quantize_options*", _) => "quantize_options",
+            ("etg_prepared_model" | "etg_prepared_model*", _) => "prepared_model",
+            ("etg_quantized_model" | "etg_quantized_model*", _) => "quantized_model",
+            ("etg_perplexity" | "etg_perplexity*", _) => "&perplexity",
             ("etg_engine_functions" | "etg_engine_functions*", _) => "&functions",
             ("etg_yuv420" | "etg_yuv420*", _) => "&frame",
             ("etg_turn_result" | "etg_turn_result*", _) => "&result",
-            ("etg_event_fn" | "etg_progress_fn" | "void" | "void*", _) => "NULL",
+            ("etg_event_fn" | "etg_progress_fn" | "etg_stage_progress_fn" | "void" | "void*", _) => "NULL",
             ("char" | "char*", _) => "\"x\"",
             ("uint8_t", _) if parameter.contains("_out") => "hash",
             ("uint8_t", _) if parameter.contains('*') => "bytes",
@@ -626,6 +687,7 @@ mod sweep {
             ("uint32_t*" | "uint32_t", _) if parameter.contains('*') => "ids",
             ("size_t" | "uint8_t" | "uint32_t" | "int32_t" | "uint64_t", _) => "1",
             ("float", _) => "1.0f",
+            ("double", _) => "1.0",
             (other, _) => panic!("null_sweep.c has no variable for {other}"),
         }
     }

@@ -140,6 +140,19 @@ fn chat_stages_and_cpp_say_the_same_shared_and_static() {
     }
 }
 
+#[test]
+fn a_program_quantizes_a_checkpoint() {
+    let program = INSTALLED.build("quantize", "quantize", false);
+    let (checkpoint, text) =
+        (root().join("tests/fixtures/tiny/smollm2"), root().join("tests/fixtures/smollm2/text.txt"));
+    let out = INSTALLED.folder.join("a quantized model");
+    let mut command = Command::new(program);
+    command.args(["--dtype", "16a4w_block", "--context", "64", "--windows", "2", "--eval"]).arg(&text);
+    let printed = run(command.arg(&checkpoint).arg(&text).arg(&out));
+    assert!(printed.contains("perplexity ") && printed.contains("quantized "), "{printed}");
+    assert!(out.join("report.json").is_file());
+}
+
 /// Models that take pictures, a tiny one and the one that is shipped for the demo, each with three pictures to look at.
 static SEEING_MODELS: LazyLock<[(PathBuf, [PathBuf; 3]); 2]> = LazyLock::new(|| {
     let media = |name: &str| root().join("tests/fixtures/media").join(name);

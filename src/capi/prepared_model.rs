@@ -258,8 +258,8 @@ pub unsafe extern "C" fn etg_prepared_model_observe(
 
 /// Quantize the model into the folder `out`, which appears complete or not at all, and open it. `observations` is a file of
 /// `etg_prepared_model_observe` or `etg_observations_merge`; without one (empty) the ranges are found here. `calibration` may be NULL
-/// if there are observations: nothing is compared for the report then. `options` may be NULL: the defaults. `on_progress` and
-/// `model_out` may be NULL.
+/// or without a source if there are observations: nothing is compared for the report then. `options` may be NULL: the defaults.
+/// `on_progress` and `model_out` may be NULL.
 ///
 /// - Threads: any, several at once for different folders; progress comes on this thread.
 /// - Owns: `*model_out` is the caller's; free it with `etg_quantized_model_free`. The prepared model is not needed by it.
@@ -294,6 +294,8 @@ pub unsafe extern "C" fn etg_prepared_model_quantize(
         }
         let model = handle::get(model)?;
         let calibration = if calibration.is_null() { None } else { Some(calibration_options::read(calibration)?) };
+        // Observations need no source beside them.
+        let calibration = calibration.filter(|options| options.has_source() || observations.is_none());
         let asked = quantize_options::read(options)?;
         let watcher = Watcher::new(on_progress, user_data);
         let quantized = in_stage(StageName::Quantization, || {

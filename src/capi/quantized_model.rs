@@ -5,11 +5,13 @@ use super::buffer::{self, etg_buffer};
 use super::guard::guard;
 use super::handle::{self, Handle};
 use super::input::{self, Out};
+use super::stage_progress::{Step, Watcher, etg_stage_progress_fn, in_stage};
 use super::status::ETG_OK;
 use crate::Result;
-use crate::pipeline::{QuantizedModel, save_suggestion};
+use crate::compile::{Flow, Progress, QuantizedCompileOptions, Stage, compile_quantized};
+use crate::pipeline::{QuantizedModel, StageName, save_suggestion};
 use crate::quantize::AimetVersion;
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -156,4 +158,54 @@ pub unsafe extern "C" fn etg_quantized_model_save_suggestion(
         save_suggestion(&get(model)?.model.suggest(component)?, &folder)?;
         Ok(ETG_OK)
     })
+}
+
+/// Compile the model into the folder `out`, for the CPU engine: matrices keep the width of their integers, activations are floats.
+/// The folder appears complete or not at all; a compiled model that was there is replaced at the end. `prefill_ar` is the number of
+/// tokens a prefill block processes at once (0: as the model was quantized for), `threads` is 0 for one a physical core. `on_progress`
+/// may be NULL.
+///
+/// - Threads: any, several at once for different folders; progress comes on this thread.
+/// - Owns: nothing is kept.
+/// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a block size that does not fit, an `out` that holds something else),
+///   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The message begins
+///   with [compilation].
+/// - After a failure: `out` is as it was.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn etg_quantized_model_compile(
+    model: *const etg_quantized_model,
+    out: *const c_char,
+    out_length: usize,
+    prefill_ar: usize,
+    threads: usize,
+    on_progress: etg_stage_progress_fn,
+    user_data: *mut c_void,
+) -> i32 {
+    guard("etg_quantized_model_compile", || {
+        // SAFETY: text of the caller.
+        let out = unsafe { input::path(out, out_length, "out") }?;
+        let model = get(model)?;
+        let some = |size: usize| (size > 0).then_some(size);
+        let options = QuantizedCompileOptions { prefill_ar: some(prefill_ar), threads: some(threads) };
+        let watcher = Watcher::new(on_progress, user_data);
+        let mut progress = |progress: Progress<'_>| match watcher.tell(&of_compiler(&progress)) {
+            Ok(()) => Flow::Continue,
+            Err(_) => Flow::Cancel,
+        };
+        let quantized = model.model.artefact().directory();
+        in_stage(StageName::Compilation, || compile_quantized(quantized, &out, &options, &mut progress))?;
+        Ok(ETG_OK)
+    })
+}
+
+/// A step of the compiler, as stages report them.
+fn of_compiler<'p>(progress: &Progress<'p>) -> Step<'p> {
+    let phase = match progress.stage {
+        Stage::Graphs => "graphs",
+        Stage::Weights => "weights",
+        Stage::Finish => "finish",
+    };
+    let (stage, layer) = (StageName::Compilation.name(), progress.item);
+    Step { stage, phase, layer, done: progress.done, total: progress.total, ..Step::default() }
 }

@@ -1,7 +1,7 @@
 /*
  * Every function with each of its pointers NULL in turn, all others right: an error code and a text, never a crash.
- * tests/capi.rs writes the calls from the header and passes the folder of a compiled model that takes pictures, and a
- * picture.
+ * tests/capi.rs writes the calls from the header and passes the folder of a compiled model that takes pictures, a
+ * picture, a checkpoint, and the folder of a quantized model.
  */
 #include "etgenai.h"
 
@@ -54,6 +54,11 @@ int main(int argc, char **argv)
     etg_audio *audio = NULL;
     etg_engine *engine = NULL;
     etg_model_files *model_files = NULL;
+    etg_preparation_options *preparation_options = NULL;
+    etg_calibration_options *calibration_options = NULL;
+    etg_quantize_options *quantize_options = NULL;
+    etg_prepared_model *prepared_model = NULL;
+    etg_quantized_model *quantized_model = NULL;
     etg_engine_functions functions = etg_engine_functions_init();
     etg_yuv420 frame = etg_yuv420_init();
     const etg_image *images[1];
@@ -80,6 +85,11 @@ int main(int argc, char **argv)
     etg_audio *new_audio = NULL;
     etg_engine *new_engine = NULL;
     etg_model_files *new_model_files = NULL;
+    etg_preparation_options *new_preparation_options = NULL;
+    etg_calibration_options *new_calibration_options = NULL;
+    etg_quantize_options *new_quantize_options = NULL;
+    etg_prepared_model *new_prepared_model = NULL;
+    etg_quantized_model *new_quantized_model = NULL;
     uint8_t hash[ETG_IMAGE_HASH_BYTES];
     const uint8_t *bytes_out = NULL;
     const char *text_out = NULL;
@@ -89,14 +99,17 @@ int main(int argc, char **argv)
     uint32_t id_out = 0;
     int32_t flag_out = 0;
     etg_turn_result result = etg_turn_result_init();
+    etg_perplexity perplexity = etg_perplexity_init();
 
     /* Not every result has a second pointer beside it. */
     (void)new_messages, (void)new_generate_options, (void)new_runner_options, (void)new_compile_options;
     (void)new_tokenizer, (void)new_detokenizer, (void)new_runner, (void)new_buffer, (void)new_image_options;
     (void)new_pixels, (void)new_image_processor, (void)new_embedding, (void)new_audio, (void)new_engine;
     (void)new_model_files, (void)hash;
+    (void)new_preparation_options, (void)new_calibration_options, (void)new_quantize_options;
+    (void)new_prepared_model, (void)new_quantized_model;
 
-    if (argc != 3) {
+    if (argc != 5) {
         return 2;
     }
     NEEDED(etg_messages_create(&messages));
@@ -115,6 +128,11 @@ int main(int argc, char **argv)
     NEEDED(etg_runner_preprocess_image(runner, image, &pixels));
     NEEDED(etg_runner_encode_pixels(runner, pixels, &embedding));
     NEEDED(etg_audio_from_samples(values, 1, 16000, &audio));
+    NEEDED(etg_preparation_options_create(&preparation_options));
+    NEEDED(etg_calibration_options_create(&calibration_options));
+    NEEDED(etg_quantize_options_create(&quantize_options));
+    NEEDED(etg_prepared_model_create(argv[3], strlen(argv[3]), NULL, NULL, NULL, &prepared_model));
+    NEEDED(etg_quantized_model_open(argv[4], strlen(argv[4]), &quantized_model));
     frame.width = frame.height = frame.y_row_stride = frame.uv_row_stride = 1;
     frame.y = frame.u = frame.v = bytes;
     frame.y_length = frame.u_length = frame.v_length = 1;
@@ -126,6 +144,11 @@ int main(int argc, char **argv)
 
 /* CALLS */
 
+    etg_quantized_model_free(quantized_model);
+    etg_prepared_model_free(prepared_model);
+    etg_quantize_options_free(quantize_options);
+    etg_calibration_options_free(calibration_options);
+    etg_preparation_options_free(preparation_options);
     etg_model_files_free(model_files);
     etg_engine_free(engine);
     etg_audio_free(audio);

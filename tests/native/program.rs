@@ -14,7 +14,10 @@ pub fn run_program(mut compile: impl FnMut() -> Command, source: &Path, argument
     std::os::unix::fs::symlink(&libraries.shared, folder.path().join(soname)).expect("a link");
     let (shared, fixed) = (folder.path().join("shared"), folder.path().join("static"));
     run(compile().arg(source).arg("-o").arg(&shared).arg(&libraries.shared).arg("-lpthread"));
-    run(Command::new(&shared).args(arguments).env("LD_LIBRARY_PATH", folder.path()));
+    // What they write to a relative path goes with the folder, and the second does not find it.
+    let places = ["beside shared", "beside static"].map(|name| folder.path().join(name));
+    places.iter().for_each(|place| std::fs::create_dir(place).expect("a folder can be made"));
+    run(Command::new(&shared).args(arguments).env("LD_LIBRARY_PATH", folder.path()).current_dir(&places[0]));
     run(compile().arg(source).arg("-o").arg(&fixed).arg(&libraries.archive).args(["-lm", "-lpthread", "-ldl"]));
-    run(Command::new(&fixed).args(arguments));
+    run(Command::new(&fixed).args(arguments).current_dir(&places[1]));
 }
