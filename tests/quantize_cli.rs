@@ -174,6 +174,10 @@ mod quantizing {
         }
         let twice = failure(&["merge", &joined, &parts[0], &parts[0]], 1);
         assert!(twice.contains("each shard is joined once") && twice.contains("part3.json"), "{twice}");
+        let again = failure(&["merge", &path_in(&folder, "x.json"), &parts[0], &parts[1], &parts[0]], 1);
+        assert!(again.contains("each shard is joined once"), "{again}");
+        let joined_parts = shown["calibration"]["merged"].as_array().map(Vec::len);
+        assert_eq!(joined_parts, Some(3), "{shown}");
         let foreign = failure(&["merge", &rows, &parts[0], &parts[1]], 1);
         assert!(foreign.contains("holds no observations"), "{foreign}");
     }
@@ -452,7 +456,7 @@ mod pipeline {
 
         fn arguments<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
             let base = ["pipeline", "--model", "stories260k", "--artifact-dir", &self.artifacts];
-            [&base[..], &["--max-seq-len", "64", "--prefill-ar-len", "8", "--max-context-len", "64"], more].concat()
+            [&base[..], &["--max-seq-len", "256", "--prefill-ar-len", "8"], more].concat()
         }
 
         /// States of the stages that ran, in order.
@@ -525,6 +529,19 @@ mod pipeline {
         let compiled = format!("{}/compilation", setting.artifacts);
         let again = ["--backend", "cpu", "--pre-gen-pte", &compiled, "--max-new-tokens", "3"];
         assert_eq!(setting.states(&again), ["inference done"]);
+    }
+
+    #[test]
+    fn integers_are_compiled_and_answer_on_the_cpu() {
+        let setting = Setting::new();
+        let given = ["--checkpoint", &setting.checkpoint, "--calib-tokens", &setting.rows, "--backend", "cpu"];
+        let more = [&given[..], &["--max-new-tokens", "3", "--seed", "1", "--embedding-quantize", "8,0"]].concat();
+        let all = ["model_preparation", "quantization", "compilation", "inference"];
+        assert_eq!(setting.states(&more), all.map(|stage| format!("{stage} done")));
+        let again = setting.states(&more);
+        assert_eq!(again[..3], ["model_preparation loaded", "quantization loaded", "compilation loaded"]);
+        let shown = json(&["inspect", &format!("{}/compilation", setting.artifacts)]);
+        assert_eq!(shown["kind"], "compiled");
     }
 
     #[test]

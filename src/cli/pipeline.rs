@@ -73,9 +73,9 @@ pub struct Args {
     quantization: QuantizeArgs,
     #[command(flatten)]
     graphs: GraphArgs,
-    /// Always the same as --max-seq-len
-    #[arg(long, value_name = "N", value_parser = positive, default_value_t = 512)]
-    max_context_len: usize,
+    /// Always overwritten with --max-seq-len
+    #[arg(long, value_name = "N", value_parser = positive)]
+    max_context_len: Option<usize>,
     /// Floats that weights are read as; everything is read as fp32 here
     #[arg(long, value_enum, default_value_t = Floats::Fp32)]
     dtype_override: Floats,
@@ -272,8 +272,8 @@ impl Args {
             ));
         }
         let mut notes = Vec::new();
-        if self.max_context_len != self.graphs.max_seq_len {
-            let (context, sequence) = (self.max_context_len, self.graphs.max_seq_len);
+        let sequence = self.graphs.max_seq_len;
+        if let Some(context) = self.max_context_len.filter(|context| *context != sequence) {
             notes.push(format!("info: --max-context-len {context} is overwritten with --max-seq-len {sequence}"));
         }
         if !self.evaluation.eval_tasks.is_empty() {

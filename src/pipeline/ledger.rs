@@ -3,7 +3,6 @@
 use super::context::StageName;
 use super::files::write_atomically;
 use crate::artefact::hex;
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -92,8 +91,7 @@ pub(super) fn file_hash(path: &Path) -> Result<String> {
 }
 
 /// What tells a checkpoint from another one without reading it to the end: path, and size and time of each file.
-pub(super) fn checkpoint_identity(checkpoint: &Checkpoint) -> Value {
-    let path = checkpoint.path();
+pub(super) fn checkpoint_identity(path: &Path) -> Value {
     let mut files = match std::fs::read_dir(path) {
         Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect(),
         Err(_) => vec![path.to_path_buf()],

@@ -28,7 +28,7 @@ pub use context::{Backend, EngineProxy, EngineType, PipelineContext, PipelineCon
 pub use export::{save_page, save_suggestion};
 pub use options::PipelineOptions;
 pub use orchestrator::{EventFn, Pipeline, PipelineEvent, PipelineOutcome, PipelineStep, StageOutcome, StageState};
-pub use preparation::{PreparationOptions, PreparedModel};
+pub use preparation::{CheckpointSource, PreparationOptions, PreparedModel};
 pub use quantization::{ObservationsFile, QuantizationInput, QuantizedModel, load_calibration, observe, quantize};
 pub use report::QuantizationReport;
 pub use runner::open_runner;

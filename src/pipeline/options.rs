@@ -2,7 +2,7 @@
 
 use super::context::{Backend, EngineProxy, PipelineContext, StageName};
 use super::orchestrator::Pipeline;
-use super::preparation::PreparationOptions;
+use super::preparation::{CheckpointSource, PreparationOptions};
 use super::stages::{CompilationStage, InferenceStage, PreparationStage, QuantizationStage};
 use crate::artefact::{TEXT_DECODER, TOK_EMBEDDING};
 use crate::compile::CompileOptions;
@@ -179,14 +179,8 @@ impl PipelineOptions {
     }
 
     fn preparation(&self, entry: &RegistryEntry) -> Result<PreparationStage> {
-        let checkpoint = self.checkpoint.clone().ok_or_else(|| no_checkpoint(entry))?;
-        if self.params.is_some() || self.tokenizer.is_some() {
-            return Err(Error::Unsupported(
-                "--params, --tokenizer-model and --tokenizer-bin: the pipeline takes the configuration and the tokenizer of a Hugging \
-                 Face folder or a GGUF file; leave them out"
-                    .into(),
-            ));
-        }
+        let path = self.checkpoint.clone().ok_or_else(|| no_checkpoint(entry))?;
+        let checkpoint = CheckpointSource { path, params: self.params.clone(), tokenizer: self.tokenizer.clone() };
         Ok(PreparationStage { checkpoint, options: self.preparation.clone() })
     }
 

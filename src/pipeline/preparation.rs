@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// File that a saved preparation is.
 pub const PREPARED_FILE: &str = "prepared.json";
 /// The layout of the file this build writes, and the only one it reads.
-const SCHEMA_VERSION: u32 = 1;
+const SCHEMA_VERSION: u32 = 2;
 /// Upstream's default context, in tokens.
 pub const DEFAULT_MAX_SEQ_LEN: usize = 512;
 
@@ -51,9 +51,62 @@ impl Default for PreparationOptions {
     }
 }
 
+/// Where a checkpoint is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointSource {
+    /// Hugging Face folder, GGUF file, or weights in Meta's layout.
+    pub path: PathBuf,
+    /// Meta's `params.json`, which makes it a checkpoint in Meta's layout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub params: Option<PathBuf>,
+    /// A tokenizer instead of the checkpoint's own: a file, or a folder that holds one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
+}
+
+impl CheckpointSource {
+    /// A folder or file that brings everything along.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), params: None, tokenizer: None }
+    }
+
+    /// Open it.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`], [`Checkpoint::open_with_params`] and [`Checkpoint::with_tokenizer`].
+    pub fn open(&self) -> Result<Checkpoint> {
+        let checkpoint = match &self.params {
+            Some(params) => Checkpoint::open_with_params(&self.path, params)?,
+            None => Checkpoint::open(&self.path)?,
+        };
+        match &self.tokenizer {
+            Some(tokenizer) => checkpoint.with_tokenizer(tokenizer),
+            None => Ok(checkpoint),
+        }
+    }
+
+    /// Its folders and files.
+    pub(super) fn files(&self) -> Vec<&Path> {
+        let others = self.params.iter().chain(&self.tokenizer);
+        std::iter::once(&self.path).chain(others).map(PathBuf::as_path).collect()
+    }
+
+    /// The same, wherever the process works.
+    fn absolute(&self) -> Self {
+        let absolute = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        Self {
+            path: absolute(&self.path),
+            params: self.params.as_ref().map(absolute),
+            tokenizer: self.tokenizer.as_ref().map(absolute),
+        }
+    }
+}
+
 /// A model whose graphs are built and whose weights have been found in the checkpoint.
 #[derive(Debug)]
 pub struct PreparedModel {
+    source: CheckpointSource,
     checkpoint: Checkpoint,
     graphs: ModelGraphs,
     options: PreparationOptions,
@@ -64,7 +117,7 @@ pub struct PreparedModel {
 #[serde(deny_unknown_fields)]
 struct Written {
     schema_version: u32,
-    checkpoint: PathBuf,
+    checkpoint: CheckpointSource,
     options: PreparationOptions,
     graphs: ModelGraphs,
 }
@@ -103,10 +156,20 @@ impl PreparedModel {
         }
         let prefill_ar = options.prefill_ar.min(context_capacity.saturating_sub(1)).max(1);
         let graphs = ModelGraphs { model, form, context_capacity, prefill_ar, decode_ar, mode: options.mode };
-        let prepared = Self { checkpoint, graphs, options: options.clone() };
+        let source = CheckpointSource::new(checkpoint.path());
+        let prepared = Self { source, checkpoint, graphs, options: options.clone() };
         prepared.graphs.components().into_iter().try_for_each(|name| prepared.graphs.deployed(name).map(drop))?;
         prepared.weights()?;
         Ok(prepared)
+    }
+
+    /// As [`new`](Self::new) for a checkpoint that is still to be opened; the preparation remembers its params and tokenizer.
+    ///
+    /// # Errors
+    /// As [`CheckpointSource::open`] and [`new`](Self::new).
+    pub fn from_source(source: &CheckpointSource, options: &PreparationOptions) -> Result<Self> {
+        let prepared = Self::new(source.open()?, options)?;
+        Ok(Self { source: source.clone(), ..prepared })
     }
 
     /// Prepare again what was saved in `dir`, from the checkpoint it was made from or, if that moved, from `checkpoint`.
@@ -124,7 +187,11 @@ impl PreparedModel {
                 format!("is {}, this build reads {SCHEMA_VERSION}: prepare the model again", written.schema_version);
             return Err(Error::format(&path, "schema_version", reason));
         }
-        let prepared = Self::new(Checkpoint::open(checkpoint.unwrap_or(&written.checkpoint))?, &written.options)?;
+        let source = CheckpointSource {
+            path: checkpoint.map_or(written.checkpoint.path, Path::to_path_buf),
+            ..written.checkpoint
+        };
+        let prepared = Self::from_source(&source, &written.options)?;
         // Both written and read once, so that both lost the same digits.
         let again = serde_json::to_string(&prepared.graphs).map_err(|e| Error::internal(format!("graphs: {e}")))?;
         let again: ModelGraphs = serde_json::from_str(&again).map_err(|e| Error::internal(format!("graphs: {e}")))?;
@@ -141,10 +208,9 @@ impl PreparedModel {
     /// # Errors
     /// [`Error::Io`]; a file of that name is then as it was.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        let path = self.checkpoint.path();
         let written = Written {
             schema_version: SCHEMA_VERSION,
-            checkpoint: std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()),
+            checkpoint: self.source.absolute(),
             options: self.options.clone(),
             graphs: self.graphs.clone(),
         };
@@ -155,6 +221,11 @@ impl PreparedModel {
     /// The checkpoint.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
+    }
+
+    /// Where the checkpoint is.
+    pub fn source(&self) -> &CheckpointSource {
+        &self.source
     }
 
     /// The graphs.

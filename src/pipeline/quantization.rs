@@ -116,31 +116,27 @@ impl ObservationsFile {
         if self.model != other.model {
             return Err(Error::invalid(format!("one part is of {}, the other of {}", self.model, other.model)));
         }
-        if self.calibration.fingerprint == other.calibration.fingerprint {
+        let (ours, theirs) = (self.calibration.parts(), other.calibration.parts());
+        if ours.iter().any(|part| theirs.contains(part)) {
             return Err(Error::invalid("both parts saw the same samples: each shard is joined once"));
         }
         self.observed.merge(&other.observed)?;
-        let (mine, theirs) = (&mut self.calibration, &other.calibration);
-        mine.samples += theirs.samples;
-        mine.tokens += theirs.tokens;
-        mine.media += theirs.media;
-        mine.smoke_only |= theirs.smoke_only;
-        for part in [mine.fingerprint.clone(), theirs.fingerprint.clone()].iter().chain(&theirs.merged) {
-            if !mine.merged.contains(part) {
-                mine.merged.push(part.clone());
-            }
-        }
+        let mine = &mut self.calibration;
+        mine.samples += other.calibration.samples;
+        mine.tokens += other.calibration.tokens;
+        mine.media += other.calibration.media;
+        mine.smoke_only |= other.calibration.smoke_only;
+        mine.merged = [ours, theirs].concat();
+        mine.merged.sort();
         mine.fingerprint = joined_fingerprint(&mine.merged);
         mine.shard = None;
         Ok(self)
     }
 }
 
-/// A fingerprint that does not depend on the order of the parts.
+/// A fingerprint of sorted parts, which does not depend on the order in which they were joined.
 fn joined_fingerprint(parts: &[String]) -> String {
-    let mut sorted = parts.to_vec();
-    sorted.sort();
-    hex(&Sha256::digest(sorted.join("\n").as_bytes()))
+    hex(&Sha256::digest(parts.join("\n").as_bytes()))
 }
 
 /// Calibration data for a prepared model.

@@ -105,6 +105,11 @@ pub struct StageCost {
 }
 
 impl CalibrationSummary {
+    /// Fingerprints of the parts it was joined of; its own if it was not.
+    pub(super) fn parts(&self) -> Vec<String> {
+        if self.merged.is_empty() { vec![self.fingerprint.clone()] } else { self.merged.clone() }
+    }
+
     /// Of a set.
     pub fn of(set: &CalibrationSet) -> Self {
         Self {

@@ -5,14 +5,13 @@ use super::export::save_suggestion;
 use super::files::write_atomically;
 use super::ledger::{Ledger, checkpoint_identity, file_hash, fingerprint};
 use super::orchestrator::{EventFn, Pipeline, PipelineEvent, PipelineStep, StageState};
-use super::preparation::{PREPARED_FILE, PreparationOptions, PreparedModel};
+use super::preparation::{CheckpointSource, PREPARED_FILE, PreparationOptions, PreparedModel};
 use super::quantization::{ObservationsFile, QuantizationInput, QuantizedModel, load_calibration, quantize};
 use super::report::StageCost;
 use super::runner::open_runner;
 use crate::artefact::{Artefact, MANIFEST_FILE, TEXT_DECODER};
 use crate::chat::{Message, messages_with_audio_placeholders, messages_with_placeholders};
-use crate::checkpoint::Checkpoint;
-use crate::compile::{self, CompileOptions, Progress, compile_checkpoint};
+use crate::compile::{self, CompileOptions, Progress, QuantizedCompileOptions, compile_checkpoint, compile_quantized};
 use crate::dataset::{CalibrationSet, DatasetOptions};
 use crate::error::{Error, Result};
 use crate::media::{Audio, DecodeOptions, Image};
@@ -32,7 +31,7 @@ const REPLIES_FILE: &str = "replies.json";
 #[derive(Debug, Clone)]
 pub struct PreparationStage {
     /// Where the weights are.
-    pub checkpoint: PathBuf,
+    pub checkpoint: CheckpointSource,
     /// How they are prepared; the context's model name is the one that counts.
     pub options: PreparationOptions,
 }
@@ -155,7 +154,9 @@ fn required(what: &str, stage: StageName, directory: &Path, made_by: StageName) 
 
 /// What a prepared model was made from.
 fn identity_of(prepared: &PreparedModel) -> Value {
-    json!({ "checkpoint": checkpoint_identity(prepared.checkpoint()), "options": prepared.options() })
+    let files = prepared.source().files();
+    let files = files.into_iter().map(checkpoint_identity).collect::<Vec<_>>();
+    json!({ "checkpoint": files, "options": prepared.options() })
 }
 
 impl PreparationStage {
@@ -163,7 +164,7 @@ impl PreparationStage {
     pub(super) fn run(&self, run: &mut Run<'_>, _: &mut EventFn<'_>) -> Result<(StageState, PathBuf)> {
         let directory = run.directory(StageName::ModelPreparation);
         let options = PreparationOptions { model: Some(run.context.model_name().into()), ..self.options.clone() };
-        let prepared = PreparedModel::new(Checkpoint::open(&self.checkpoint)?, &options)?;
+        let prepared = PreparedModel::from_source(&self.checkpoint, &options)?;
         let inputs = fingerprint(&identity_of(&prepared));
         let state = if run.is_saved(StageName::ModelPreparation, &inputs, PREPARED_FILE) {
             StageState::Loaded
@@ -295,7 +296,10 @@ impl CompilationStage {
             }
         };
         let compiled = match &quantized {
-            Some(model) => compile_quantized(model, &directory, threads, &mut progress),
+            Some(model) => {
+                let options = QuantizedCompileOptions { prefill_ar: None, threads };
+                compile_quantized(model, &directory, &options, &mut progress).map(drop)
+            }
             None => {
                 let prepared = run.prepared(stage)?;
                 let graphs = prepared.graphs();
@@ -400,14 +404,4 @@ fn go_on(result: Result<()>, stopped: &mut Option<Error>) -> Flow {
             Flow::Stop
         }
     }
-}
-
-/// A quantized model to one for the CPU engine.
-fn compile_quantized(
-    _model: &Path,
-    _out: &Path,
-    _threads: Option<usize>,
-    _progress: &mut compile::ProgressFn<'_>,
-) -> Result<()> {
-    Err(Error::Unsupported("compiling a quantized model is not part of this build".into()))
 }
