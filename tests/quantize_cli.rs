@@ -247,6 +247,89 @@ mod quantizing {
     }
 }
 
+mod cancelling {
+    use super::*;
+    use etgenai::Error;
+    use etgenai::checkpoint::Checkpoint;
+    use etgenai::dataset::DatasetOptions;
+    use etgenai::pipeline::{
+        PipelineContext, PipelineEvent, PipelineOptions, PreparationOptions, PreparedModel, QuantizationInput,
+        StageState, load_calibration, quantize,
+    };
+    use etgenai::quantize::{QuantDtype, QuantizeOptions, Recipe};
+
+    #[test]
+    fn a_quantization_that_is_cancelled_anywhere_leaves_nothing() {
+        let folder = TempDir::new().unwrap();
+        let sizes = PreparationOptions { max_context: 64, prefill_ar: 8, ..PreparationOptions::default() };
+        let checkpoint = Checkpoint::open(Path::new(&tiny("smollm2"))).unwrap();
+        let prepared = PreparedModel::new(checkpoint, &sizes).unwrap();
+        let rows = token_rows(folder.path());
+        let sources = DatasetOptions { token_rows: vec![rows.into()], max_context: 64, ..DatasetOptions::default() };
+        let set = load_calibration(&prepared, &sources).unwrap();
+        let mut options = QuantizeOptions::default();
+        options.recipes.insert("text_decoder".into(), Recipe::uniform(QuantDtype::A16W8, 32).unwrap());
+        let out = folder.path().join("model");
+        let steps_until = |last: usize| {
+            let mut steps = 0;
+            let input = QuantizationInput {
+                prepared: &prepared,
+                set: &set,
+                options: &options,
+                observations: None,
+                threads: Some(1),
+                unfinished: None,
+                stages: Vec::new(),
+            };
+            let result = quantize(input, &out, &mut |_| {
+                steps += 1;
+                if steps > last { Err(Error::Cancelled) } else { Ok(()) }
+            });
+            (steps, result)
+        };
+        let (all, done) = steps_until(usize::MAX);
+        assert!(all > 10 && done.is_ok(), "{all} steps");
+        fs::remove_dir_all(&out).unwrap();
+        for last in [0, all / 4, all / 2, all - 1] {
+            let (_, result) = steps_until(last);
+            assert!(matches!(result, Err(Error::Cancelled)), "after {last} of {all} steps: {result:?}");
+            assert_eq!(names_in(folder.path()), ["rows.json"], "after {last} of {all} steps");
+        }
+    }
+
+    #[test]
+    fn a_pipeline_that_is_cancelled_goes_on_where_it_was() {
+        let setting = pipeline::Setting::new();
+        let options = PipelineOptions {
+            checkpoint: Some(setting.checkpoint.clone().into()),
+            preparation: PreparationOptions { max_context: 64, prefill_ar: 8, ..PreparationOptions::default() },
+            calibration: DatasetOptions { token_rows: vec![setting.rows.clone().into()], ..DatasetOptions::default() },
+            ..PipelineOptions::default()
+        };
+        let context = PipelineContext::builder().model_name("stories260k").soc_model("SM8750").prompt(["hi"]);
+        let context = context.artifact_dir(&setting.artifacts).build().unwrap();
+        let (pipeline, _) = options.pipeline(&context).unwrap();
+        let cancelled = pipeline.invoke(&context, &mut |event| match event {
+            PipelineEvent::Step(step) if step.phase == "weights" => Err(Error::Cancelled),
+            _ => Ok(()),
+        });
+        assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
+        let artifacts = Path::new(&setting.artifacts);
+        assert!(artifacts.join("model_preparation").is_dir() && !artifacts.join("quantization").exists());
+        let mut phases = Vec::new();
+        let outcome = pipeline.invoke(&context, &mut |event| {
+            if let PipelineEvent::Step(step) = event {
+                phases.push(step.phase.to_owned());
+            }
+            Ok(())
+        });
+        let states = outcome.unwrap().stages.iter().map(|stage| stage.state).collect::<Vec<_>>();
+        assert_eq!(states, [StageState::Loaded, StageState::Done]);
+        assert!(!phases.iter().any(|phase| phase == "ranges"), "what was observed is not observed again: {phases:?}");
+        assert_eq!(names_in(artifacts), ["model_preparation", "quantization", "stages.json"]);
+    }
+}
+
 mod using {
     use super::*;
 
@@ -439,15 +522,15 @@ mod pipeline {
         checkpoint.display().to_string()
     }
 
-    struct Setting {
+    pub struct Setting {
         folder: TempDir,
-        checkpoint: String,
-        rows: String,
-        artifacts: String,
+        pub checkpoint: String,
+        pub rows: String,
+        pub artifacts: String,
     }
 
     impl Setting {
-        fn new() -> Self {
+        pub fn new() -> Self {
             let folder = TempDir::new().unwrap();
             let (checkpoint, rows) = (stories(folder.path()), token_rows(folder.path()));
             let artifacts = path_in(&folder, "artifacts");
