@@ -100,6 +100,8 @@ const TRIAL_STEPS: [f32; 9] = [13.0, 14.0, 14.5, 15.0, 15.5, 16.0, 16.5, 17.0, 1
 const REFINEMENTS: usize = 2;
 /// Distance from a grid point, in steps, up to which data counts as lying on the grid.
 const ON_GRID: f32 = 0.05;
+/// Error, in steps, that is not worth a search: f16 rounds 15 steps by up to a 140th of one.
+const EXACT_ENOUGH: f32 = 0.008;
 
 /// Best parameters found for one group (1 to 32 weights); `None` if f16 cannot hold them.
 fn quantize_group(weights: &[f32]) -> Option<Fit> {
@@ -116,7 +118,7 @@ fn quantize_group(weights: &[f32]) -> Option<Fit> {
     }
     recover_grid(&group, low, high, &mut best);
     for steps in TRIAL_STEPS {
-        if best.error == 0.0 {
+        if best.is_exact_enough() {
             break;
         }
         let mut trial = levels(&group, low, steps / range);
@@ -130,6 +132,12 @@ fn quantize_group(weights: &[f32]) -> Option<Fit> {
 }
 
 impl Fit {
+    /// Whether all that is lost is what rounding the parameters to f16 takes: no other grid would be better by much.
+    fn is_exact_enough(&self) -> bool {
+        let negligible = self.scale.to_f32() * EXACT_ENOUGH;
+        self.error <= GROUP as f32 * negligible * negligible
+    }
+
     fn keep_better(&mut self, other: Option<Fit>) {
         if let Some(other) = other.filter(|other| other.error < self.error) {
             *self = other;
