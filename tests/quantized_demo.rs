@@ -1,7 +1,7 @@
 //! Promise: the demo model, quantized as a whole, answers as it did: about one picture, about several, in blocks and token by
 //! token, and compiled for the CPU engine. Needs easy-VQA's test pictures: run `.ci/fetch-models easy-vqa`.
 //!
-//! A part of the test questions is asked here; `etgenai eval --suite demo` asks all of them.
+//! A part of the test questions is asked here, which takes minutes; `etgenai eval --suite demo` asks all of them.
 
 #[path = "support/quantized.rs"]
 mod quantized;
@@ -88,7 +88,7 @@ struct Answers {
 
 fn answers(directory: &Path) -> Answers {
     let questions = Questions::open();
-    let mut runner = open_runner(directory, &RunnerOptions { threads: Some(1), ..Default::default() }).expect("opens");
+    let mut runner = open_runner(directory, &RunnerOptions::default()).expect("opens");
     let (mut said, mut right) = (Vec::new(), 0);
     for (text, answer, number) in &questions.single {
         runner.reset();
@@ -110,7 +110,9 @@ fn answers(directory: &Path) -> Answers {
             said.push(reply);
         }
     }
-    Answers { said, single, several: percent(right, scored) }
+    let several = percent(right, scored);
+    println!("{}: one picture {single:.2} %, several {several:.2} %", directory.display());
+    Answers { said, single, several }
 }
 
 fn percent(right: usize, of: usize) -> f64 {
@@ -125,7 +127,7 @@ fn float() -> &'static Answers {
         let folder = tempfile::tempdir().expect("a folder");
         let out = folder.path().join("float");
         let checkpoint = Checkpoint::open(&root("src/cli/demo/assets/model")).expect("the demo's checkpoint");
-        let options = CompileOptions { threads: Some(1), ..CompileOptions::new(WeightFormat::F32) };
+        let options = CompileOptions::new(WeightFormat::F32);
         compile_checkpoint(&checkpoint, &out, &options, &mut |_| CompileFlow::Continue).expect("compiles");
         answers(&out)
     })
@@ -156,6 +158,7 @@ fn agreement(a: &Answers, b: &Answers) -> f64 {
 }
 
 #[test]
+#[ignore = "takes minutes: tests/run-all --slow"]
 fn eight_bit_weights_in_encoder_and_decoder_lose_no_answers() {
     let (_folder, out) = quantized(QuantDtype::A16W8, ModelMode::Hybrid);
     let found = answers(&out);
@@ -167,6 +170,7 @@ fn eight_bit_weights_in_encoder_and_decoder_lose_no_answers() {
 }
 
 #[test]
+#[ignore = "takes minutes: tests/run-all --slow"]
 fn blocks_of_four_bit_weights_lose_few_answers_also_on_the_cpu_engine() {
     let (folder, out) = quantized(QuantDtype::A16W4Block, ModelMode::Hybrid);
     let found = answers(&out);
