@@ -4096,7 +4096,7 @@ int32_t etg_quantize_options_set_json(struct etg_quantize_options *options,
  * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (also options that do not fit the model, or a checkpoint of another model),
  *   `ETG_ERROR_NOT_FOUND` (the checkpoint, or the model: the message lists those there are), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (a
  *   malformed or incomplete checkpoint; the message names file and tensor), `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The
- *   message begins with [model_preparation].
+ *   message begins with `[model_preparation]`.
  * - After a failure: nothing was made, `*model_out` is NULL if it could be written.
  */
 ETG_API
@@ -4174,7 +4174,7 @@ int32_t etg_prepared_model_info_json(const struct etg_prepared_model *model,
  * - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
  * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no source at all, a shard without samples, options out of range),
  *   `ETG_ERROR_NOT_FOUND` (a file, or one that it names), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (the message names file, sample and
- *   field), `ETG_ERROR_UNSUPPORTED`. The message begins with [quantization].
+ *   field), `ETG_ERROR_UNSUPPORTED`. The message begins with `[quantization]`.
  * - After a failure: `*buffer_out` is NULL if it could be written.
  */
 ETG_API
@@ -4195,7 +4195,7 @@ int32_t etg_prepared_model_calibration_json(const struct etg_prepared_model *mod
  * - Owns: nothing is kept.
  * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no source at all, options that do not fit the model, an `out` that is of
  *   other data), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The
- *   message begins with [quantization].
+ *   message begins with `[quantization]`.
  * - After a failure: `out` is missing, as it was, or holds what was seen until then.
  */
 ETG_API
@@ -4219,7 +4219,7 @@ int32_t etg_prepared_model_observe(const struct etg_prepared_model *model,
  * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no calibration data, a recipe that does not fit: the message names layer
  *   and sizes, an `out` that holds something else), `ETG_ERROR_INVALID_STATE` (observations of a part of the samples),
  *   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The message begins
- *   with [quantization].
+ *   with `[quantization]`.
  * - After a failure: `out` is as it was, `*model_out` is NULL if it could be written.
  */
 ETG_API
@@ -4243,7 +4243,7 @@ int32_t etg_prepared_model_quantize(const struct etg_prepared_model *model,
  * - Owns: nothing is kept.
  * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, no path, files of different models, recipes or sets, the same shard twice, moving
  *   averages), `ETG_ERROR_INVALID_STATE` (a file of a part of its samples), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`,
- *   `ETG_ERROR_FORMAT`. The message begins with [quantization].
+ *   `ETG_ERROR_FORMAT`. The message begins with `[quantization]`.
  * - After a failure: `out` is as it was.
  */
 ETG_API
@@ -4342,7 +4342,7 @@ int32_t etg_quantized_model_save_suggestion(const struct etg_quantized_model *mo
  * - Owns: nothing is kept.
  * - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a block size that does not fit, an `out` that holds something else),
  *   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The message begins
- *   with [compilation].
+ *   with `[compilation]`.
  * - After a failure: `out` is as it was.
  */
 ETG_API

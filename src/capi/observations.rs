@@ -39,7 +39,7 @@ fn open(path: &Path) -> Result<ObservationsFile> {
 /// - Owns: nothing is kept.
 /// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, no path, files of different models, recipes or sets, the same shard twice, moving
 ///   averages), `ETG_ERROR_INVALID_STATE` (a file of a part of its samples), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`,
-///   `ETG_ERROR_FORMAT`. The message begins with [quantization].
+///   `ETG_ERROR_FORMAT`. The message begins with `[quantization]`.
 /// - After a failure: `out` is as it was.
 #[unsafe(no_mangle)]
 #[must_use]

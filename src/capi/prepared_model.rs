@@ -70,7 +70,7 @@ impl etg_prepared_model {
 /// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (also options that do not fit the model, or a checkpoint of another model),
 ///   `ETG_ERROR_NOT_FOUND` (the checkpoint, or the model: the message lists those there are), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (a
 ///   malformed or incomplete checkpoint; the message names file and tensor), `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The
-///   message begins with [model_preparation].
+///   message begins with `[model_preparation]`.
 /// - After a failure: nothing was made, `*model_out` is NULL if it could be written.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn etg_prepared_model_info_json(
 /// - Owns: `*buffer_out` (text) is the caller's; free it with `etg_buffer_free`.
 /// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no source at all, a shard without samples, options out of range),
 ///   `ETG_ERROR_NOT_FOUND` (a file, or one that it names), `ETG_ERROR_IO`, `ETG_ERROR_FORMAT` (the message names file, sample and
-///   field), `ETG_ERROR_UNSUPPORTED`. The message begins with [quantization].
+///   field), `ETG_ERROR_UNSUPPORTED`. The message begins with `[quantization]`.
 /// - After a failure: `*buffer_out` is NULL if it could be written.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn etg_prepared_model_calibration_json(
 /// - Owns: nothing is kept.
 /// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no source at all, options that do not fit the model, an `out` that is of
 ///   other data), `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The
-///   message begins with [quantization].
+///   message begins with `[quantization]`.
 /// - After a failure: `out` is missing, as it was, or holds what was seen until then.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn etg_prepared_model_observe(
 /// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, no calibration data, a recipe that does not fit: the message names layer
 ///   and sizes, an `out` that holds something else), `ETG_ERROR_INVALID_STATE` (observations of a part of the samples),
 ///   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The message begins
-///   with [quantization].
+///   with `[quantization]`.
 /// - After a failure: `out` is as it was, `*model_out` is NULL if it could be written.
 #[unsafe(no_mangle)]
 #[must_use]

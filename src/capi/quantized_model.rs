@@ -169,7 +169,7 @@ pub unsafe extern "C" fn etg_quantized_model_save_suggestion(
 /// - Owns: nothing is kept.
 /// - Codes: `ETG_ERROR_INVALID_ARGUMENT` (NULL, not live, a block size that does not fit, an `out` that holds something else),
 ///   `ETG_ERROR_NOT_FOUND`, `ETG_ERROR_IO`, `ETG_ERROR_FORMAT`, `ETG_ERROR_UNSUPPORTED`, `ETG_ERROR_CANCELLED`. The message begins
-///   with [compilation].
+///   with `[compilation]`.
 /// - After a failure: `out` is as it was.
 #[unsafe(no_mangle)]
 #[must_use]
