@@ -4406,9 +4406,11 @@ int32_t etg_quantized_model_perplexity_of_tokens(const struct etg_quantized_mode
  *
  * - "model_name" (of `etg_models_json`), "soc_model" (e.g. "SM8750"), "prompt" (a text or a list): needed;
  * - "artifact_dir": folder of the results, by default ./genai_artifacts;
- * - "extra_options": an object with any of checkpoint, backend (htp, gpu or cpu), preparation, calibration, observations,
- *   quantization (objects as the setters of JSON options take them), embedding_quantize, use_fp16, batch_size, compile_only,
- *   system_prompt, generate, images, audio, skip (names of stages), redo, threads.
+ * - "extra_options": an object with any of checkpoint, params, tokenizer, backend (htp, gpu or cpu), preparation and calibration (as
+ *   the JSON setters of `etg_preparation_options` and `etg_calibration_options` take them), observations, quantization (recipes,
+ *   encoder, several_images, encoder_rows, residual, weights with scales and rounding, observe_padding, tokens_at_once,
+ *   report_samples), embedding_quantize, suggest_recipe, use_fp16, batch_size, compile_only, pre_generated, system_prompt, generate,
+ *   images, audio, skip (names of stages), redo, threads.
  *
  * `on_progress` may be NULL. The result is one JSON object: "stages" (stage, state, output, seconds, peak_memory_bytes), "warnings"
  * and "replies".
