@@ -218,7 +218,8 @@ fn malformed_files_are_refused_by_name() {
     };
     assert!(of_version([0, 0, 0, 3]).contains("big-endian"));
     assert!(of_version([4, 0, 0, 0]).contains("GGUF version 4"));
-    assert!(error_of(b"PK\x03\x04 something else").contains("does not begin with GGUF"));
+    assert!(error_of(b"\x7fELF something else").contains("does not begin with GGUF"));
+    assert!(error_of(b"PK\x03\x04 something else").contains("safetensors"), "a pickle, and what to do with it");
 }
 
 #[test]
