@@ -17,7 +17,7 @@ use super::recipe::LayerPlan;
 use super::weight::QuantizedWeight;
 use crate::engine::cpu::pool::Pool;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Graph, Grid, Node, Op, TensorInfo, WeightProvider};
+use crate::graph::{DType, Graph, Grid, Node, Op, TensorInfo, ValueId, WeightProvider};
 use half::{bf16, f16};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -256,6 +256,8 @@ struct Output<'o, 'a> {
     writer: QdqWriter,
     /// Weights that several nodes multiply with are quantized once.
     matrices: HashMap<String, Arc<QuantizedWeight>>,
+    /// Moments of the value that was multiplied with last: queries, keys and values are often made of the same one.
+    moments: Option<(ValueId, Arc<InputMoments>)>,
 }
 
 impl<'o, 'a> Output<'o, 'a> {
@@ -263,7 +265,7 @@ impl<'o, 'a> Output<'o, 'a> {
     fn create(ptq: &'o Ptq<'a>, path: &Path, encodings: &'o Encodings, live: &'o LiveWeights<'a>) -> Result<Self> {
         let stored = StoredWeight::of_plan(ptq.graph, ptq.plan)?;
         let writer = QdqWriter::create(path, &stored)?;
-        let mut output = Self { ptq, encodings, live, stored, writer, matrices: HashMap::new() };
+        let mut output = Self { ptq, encodings, live, stored, writer, matrices: HashMap::new(), moments: None };
         for (&value, weight) in &ptq.plan.weights {
             let info = &ptq.graph.values[value].info;
             let encoding = match weight {
@@ -352,21 +354,36 @@ impl<'o, 'a> Output<'o, 'a> {
         let mut values = vec![0.0; rows * cols];
         read_parallel(self.ptq.weights, &info.name, 0, cols, &mut values, &self.ptq.pool)?;
         let moments = match samples {
-            Some((forward, sequences)) if options.need_moments() => {
-                let mut moments = InputMoments::new(cols)?;
-                for sequence in sequences {
-                    moments.add(forward.matrix_input(sequence)?, &self.ptq.pool)?;
-                }
-                Some(moments)
-            }
+            Some(samples) if options.need_moments() => Some(self.moments_of(cols, samples)?),
             _ => None,
         };
         let LayerPlan { dtype, granularity, .. } = layer;
         let weight =
-            quantize_weight(&values, (rows, cols), dtype, granularity, options, moments.as_ref(), &self.ptq.pool)
+            quantize_weight(&values, (rows, cols), dtype, granularity, options, moments.as_deref(), &self.ptq.pool)
                 .map_err(|error| Error::invalid(format!("layer {}: {error}", node.name)))?;
         self.write_matrix(&info.name, &weight)?;
         Ok(weight)
+    }
+
+    /// Moments of what the samples are about to be multiplied with.
+    fn moments_of(
+        &mut self,
+        cols: usize,
+        (forward, sequences): (&Forward<'_>, &[Sequence<'_>]),
+    ) -> Result<Arc<InputMoments>> {
+        let input = sequences.first().and_then(Sequence::next_matrix).map(|node| node.inputs[0]);
+        if let (Some(input), Some((known, moments))) = (input, &self.moments)
+            && input == *known
+        {
+            return Ok(Arc::clone(moments));
+        }
+        let mut moments = InputMoments::new(cols)?;
+        for sequence in sequences {
+            moments.add(forward.matrix_input(sequence)?, &self.ptq.pool)?;
+        }
+        let moments = Arc::new(moments);
+        self.moments = input.map(|input| (input, Arc::clone(&moments)));
+        Ok(moments)
     }
 
     fn write_matrix(&mut self, name: &str, weight: &QuantizedWeight) -> Result<()> {
